@@ -560,6 +560,17 @@ TEST(CInterface, GatedDeltaRule) {
         gated_delta_rule(q, q, v, beta, o, {.g = &g, .scale = 0.5f, .normalise_qk = true, .final_state = &expected});
       });
   EXPECT_TRUE(same_bits(state, expected));
+  const Tensor of_channels = Tensor::empty({1, 9, 2, 8}, DType::f32);
+  std::fill_n(of_channels.data<float>(), of_channels.numel(), -0.5f);
+  const InC of_channels_in_c(of_channels);
+  options.g = of_channels_in_c;
+  expect_same(
+      v.shape(), DType::f32,
+      [&](const Tensor& o) { return tw_gated_delta_rule(InC(q), InC(q), InC(v), InC(beta), InC(o), &options, nullptr); },
+      [&](const Tensor& o) {
+        gated_delta_rule(q, q, v, beta, o, {.g = &of_channels, .scale = 0.5f, .normalise_qk = true, .final_state = &expected});
+      });
+  EXPECT_TRUE(same_bits(state, expected));
   expect_refused(tw_gated_delta_rule_step(InC(q), InC(q), InC(v), InC(beta), InC(state), InC(v), &options, nullptr), "must be null");
   expect_same(
       v.shape(), DType::f32,

@@ -495,20 +495,25 @@ Case causal_conv1d_case(std::int64_t seqlen, std::int64_t channels, bool backwar
           }};
 }
 
-/// The gated delta rule without gates, in chunks or token by token. The scale makes results about as large as values.
-Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, bool steps) {
+/// The gated delta rule without gates or with those of channels, in chunks or token by token. The scale makes results about as large as
+/// values.
+Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, bool steps, bool channels) {
   const Shape shape{2, seqlen, heads, dim};
   std::vector<Tensor> host;
   for (int i = 0; i < 3; ++i) host.push_back(Tensor::random(shape, DType::bf16, seed() + static_cast<std::uint64_t>(i)));
   host.push_back(Tensor::empty({2, seqlen, heads}, DType::bf16));
   std::fill_n(host[3].data<bf16>(), host[3].numel(), bf16(0.5f));
+  host.push_back(Tensor::empty(shape, DType::f32));
+  std::fill_n(host[4].data<float>(), host[4].numel(), -0.02f);
   const auto in = std::make_shared<Inputs>(std::move(host));
-  return {tw::format("gated_delta_rule: {} tokens, {} heads of {}, steps {}", seqlen, heads, dim, steps), shape, DType::bf16,
-          [=](const Tensor& out, const Stream& stream) {
+  return {tw::format("gated_delta_rule: {} tokens, {} heads of {}, steps {}, gates of channels {}", seqlen, heads, dim, steps, channels),
+          shape, DType::bf16, [=](const Tensor& out, const Stream& stream) {
             const std::vector<Tensor>& t = in->on(stream.device());
-            if (!steps) return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.scale = 8.0f, .normalise_qk = true, .stream = stream});
+            const Tensor* const g = channels ? &t[4] : nullptr;
+            if (!steps)
+              return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.g = g, .scale = 8.0f, .normalise_qk = true, .stream = stream});
             const Tensor state = Tensor::zeros({2, heads, dim, dim}, DType::f32, stream);
-            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.scale = 8.0f, .normalise_qk = true, .stream = stream});
+            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.g = g, .scale = 8.0f, .normalise_qk = true, .stream = stream});
           }};
 }
 
@@ -544,8 +549,10 @@ TEST(Repetition, cuda_Recurrences) {
     }
   }
   for (const std::int64_t dim : {64, 128}) {
-    for (const std::int64_t seqlen : {64, 200}) cases.push_back(gated_delta_case(seqlen, 4, dim, false));
-    cases.push_back(gated_delta_case(4, 4, dim, true));
+    for (const bool channels : {false, true}) {
+      for (const std::int64_t seqlen : {64, 200}) cases.push_back(gated_delta_case(seqlen, 4, dim, false, channels));
+      cases.push_back(gated_delta_case(4, 4, dim, true, channels));
+    }
     for (const std::size_t gradient : {0, 1, 2}) cases.push_back(gated_delta_backward_case(200, 4, dim, gradient));
   }
   expect_all_repeatable(cases);

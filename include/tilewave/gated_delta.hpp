@@ -7,8 +7,9 @@
 namespace tw {
 
 struct GatedDeltaOptions {
-  const Tensor* g = nullptr;              ///< [B, S, Hv] of f32, any strides, the logarithm of the decay, at most 0, or -infinity, which
-                                          ///< forgets the state before the token; default: zeros
+  const Tensor* g = nullptr;              ///< [B, S, Hv] or [B, S, Hv, Dk] of f32, any strides: the logarithm of the decay of a head's
+                                          ///< state, or of each of its Dk rows; at most 0, or -infinity, which forgets the state or
+                                          ///< row before the token; default: zeros
   std::optional<float> scale = {};        ///< default: Dk^-0.5
   bool normalise_qk = false;              ///< divides each query and key by sqrt(|x|^2 + 1e-6)
   const Tensor* initial_state = nullptr;  ///< [N, Hv, Dk, Dv] of f32, any strides; default: zeros
@@ -19,7 +20,9 @@ struct GatedDeltaOptions {
 
 /// The gated delta rule (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024), without `g` the delta rule. From token to token of
 /// each sequence and head, with a state S [Dk, Dv]:
-///   S = exp(g) (I - beta k k^T) S + beta k v^T,   o = scale S^T q
+///   S = (I - beta k k^T) exp(g) S + beta k v^T,   o = scale S^T q
+/// With a gate for each channel of a key, g [B, S, Hv, Dk], row c of S decays by exp(g_c): Kimi Delta Attention (Kimi Team, "Kimi Linear",
+/// 2025).
 ///
 /// `q`, `k`: [B, S, H, Dk]; `v`, `o`: [B, S, Hv, Dv], Hv a multiple of H: neighbouring heads share a query and a key. All of one dtype,
 /// f32, f16 or bf16, any strides; fast if the last dimension is contiguous and all strides are multiples of 16 bytes. Dk is 1 to 128.
@@ -47,7 +50,7 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
                            const GatedDeltaStepOptions& options = {});
 
 struct GatedDeltaBackwardOptions {
-  const Tensor* g = nullptr;  ///< this and the following as in GatedDeltaOptions
+  const Tensor* g = nullptr;  ///< [B, S, Hv]; this and the following as in GatedDeltaOptions
   std::optional<float> scale = {};
   bool normalise_qk = false;
   const Tensor* initial_state = nullptr;
@@ -60,8 +63,8 @@ struct GatedDeltaBackwardOptions {
 
 /// Gradients of gated_delta_rule() with respect to q, k, v and beta, and to g and the initial state if asked for. `d_o`: o's shape; `dq`,
 /// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dv is at most 128. Gradients of a query or key that
-/// several heads share are their sum. Gradients of tokens after the last sequence's end are left as they are. The gradient of a gate of
-/// -infinity is 0 up to rounding.
+/// several heads share are their sum. Gates of channels have no gradients yet: such a `g` is refused. Gradients of tokens after the last
+/// sequence's end are left as they are. The gradient of a gate of -infinity is 0 up to rounding.
 ///
 /// f16 and bf16 in chunks of 64 tokens as forward, with states and updates computed again; f32 on the CPU only. The same input gives the
 /// same bits in every run.

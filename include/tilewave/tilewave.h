@@ -278,8 +278,8 @@ tw_status tw_causal_conv1d_backward(const tw_tensor* dy, const tw_tensor* x, con
                                     const tw_tensor* dx, const tw_tensor* d_weight, const tw_tensor* d_bias,
                                     const tw_tensor* d_initial_state, const tw_causal_conv1d_options* forward, void* cuda_stream);
 
-/* tilewave/gated_delta.hpp; q, k [batch, seqlen, heads of keys, dim], v, o [batch, seqlen, heads, values], beta, g [batch, seqlen, heads],
- * states [sequences, heads, dim, values] of TW_F32. */
+/* tilewave/gated_delta.hpp; q, k [batch, seqlen, heads of keys, dim], v, o [batch, seqlen, heads, values], beta [batch, seqlen, heads],
+ * g [batch, seqlen, heads] or, of each channel of a key, [batch, seqlen, heads, dim], states [sequences, heads, dim, values] of TW_F32. */
 typedef struct {
   size_t struct_size;
   const tw_tensor* g;

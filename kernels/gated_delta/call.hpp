@@ -5,6 +5,7 @@
 
 #include "kernels/check.hpp"
 #include "kernels/gated_delta/backward.tile.hpp"
+#include "kernels/gated_delta/channels.tile.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
@@ -24,7 +25,12 @@ struct Call {
   Stream stream = Stream::standard(Device::cpu());
   // What Prepare leaves for Walk
   Tensor inverses, decay, betas;  ///< [Hv, chunks * 64, 64], [Hv, chunks * 64] twice
+  // What PrepareChannels leaves for WalkChannels, beside inverses and betas
+  Tensor queries, keys, keys_after;  ///< [Hv, chunks * 64, D], D the kernels' number of dimensions
+  Tensor weights, whole;             ///< [Hv, chunks * 64, 64], [Hv, chunks, D]
 
+  /// Whether each channel of a key has a gate of its own.
+  bool gates_of_channels() const { return g && g->rank() == 4; }
   int length() const { return static_cast<int>(q.shape(1)); }
   int heads() const { return static_cast<int>(v.shape(2)); }
   int group() const { return heads() / std::max(static_cast<int>(q.shape(2)), 1); }
@@ -57,6 +63,35 @@ inline void bind_prepare(auto& bind, auto& p, const Call& call) {
   bind(p.scale, call.betas.transpose(0, 1));
   bind_sequences(p, call);
 }
+inline void bind_prepare_channels(auto& bind, auto& p, const Call& call) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.gates, by_heads(*call.g));
+  bind(p.betas, call.beta);
+  bind(p.queries, call.queries);
+  bind(p.keys, call.keys);
+  bind(p.keys_after, call.keys_after);
+  bind(p.whole, call.whole);
+  bind(p.inverses, call.inverses);
+  bind(p.weights, call.weights);
+  bind(p.scale, call.betas.transpose(0, 1));
+  bind_sequences(p, call);
+}
+inline void bind_walk_channels(auto& bind, auto& p, const Call& call) {
+  bind(p.queries, call.queries);
+  bind(p.keys, call.keys);
+  bind(p.keys_after, call.keys_after);
+  bind(p.v, by_heads(call.v));
+  bind(p.inverses, call.inverses);
+  bind(p.weights, call.weights);
+  bind(p.whole, call.whole);
+  bind(p.scale, call.betas);
+  bind(p.o, by_heads(call.o));
+  bind(p.initial_state, given(call.initial_state));
+  bind(p.final_state, given(call.final_state));
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
 inline void bind_walk(auto& bind, auto& p, const Call& call) {
   bind(p.q, by_heads(call.q));
   bind(p.k, by_heads(call.k));
@@ -76,7 +111,10 @@ inline void bind_step(auto& bind, auto& p, const Call& call) {
   bind(p.q_columns, by_heads(call.q).transpose(2, 3));
   bind(p.k_columns, by_heads(call.k).transpose(2, 3));
   bind(p.v, by_heads(call.v));
-  bind(p.gates, given(call.g));
+  if (call.gates_of_channels())
+    bind(p.gates, by_heads(*call.g).transpose(2, 3));
+  else
+    bind(p.gates, given(call.g));
   bind(p.betas, call.beta);
   bind(p.o, by_heads(call.o));
   bind(p.initial_state, given(call.initial_state));
@@ -158,10 +196,12 @@ inline TileGrid row_gradients_grid(const Tensor& x, int rows) {
 inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.heads()}; }
 inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
 
-/// Calls f with the kernels' number of dimensions of a key as a Constant.
+/// The kernels' number of dimensions of a key.
+inline int padded_dim(const Call& call) { return call.dim() <= 64 ? 64 : 128; }
+/// Calls f with it as a Constant.
 template <class F>
 void with_dim(const Call& call, F f) {
-  call.dim() <= 64 ? f(Constant<64>{}) : f(Constant<128>{});
+  padded_dim(call) == 64 ? f(Constant<64>{}) : f(Constant<128>{});
 }
 
 /// What messages call the states.
@@ -176,13 +216,21 @@ Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
 Call check(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& o,
            const GatedDeltaOptions& options, const StateNames& names = {});
 
-/// Workspace of the two kernels; `make(shape, dtype)` gives a tensor. Rows of inverses are operands, in the call's dtype.
+/// Workspace of the two kernels, for tiles of `dim` dimensions of a key; `make(shape, dtype)` gives a tensor. Operands of products are in
+/// the call's dtype.
 template <class Make>
-void make_workspace(Call& call, Make make) {
+void make_workspace(Call& call, int dim, Make make) {
   const std::int64_t tokens = std::int64_t{call.chunks()} * kChunk;
-  call.inverses = make(Shape{call.heads(), tokens, kChunk}, call.q.dtype());
-  call.decay = make(Shape{call.heads(), tokens}, DType::f32);
+  const DType dtype = call.q.dtype();
+  call.inverses = make(Shape{call.heads(), tokens, kChunk}, dtype);
   call.betas = make(Shape{call.heads(), tokens}, DType::f32);
+  if (call.gates_of_channels()) {
+    for (Tensor* const operand : {&call.queries, &call.keys, &call.keys_after}) *operand = make(Shape{call.heads(), tokens, dim}, dtype);
+    call.weights = make(call.inverses.shape(), dtype);
+    call.whole = make(Shape{call.heads(), call.chunks(), dim}, DType::f32);
+  } else {
+    call.decay = make(Shape{call.heads(), tokens}, DType::f32);
+  }
 }
 
 /// The same of the kernels after Prepare.

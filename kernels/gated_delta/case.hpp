@@ -30,6 +30,7 @@ struct Case {
   bool packed = false;
   std::int64_t heads_of_keys = 1, group = 1, dim = 64, values = 64;
   float lowest_gate = -1;  ///< gates are uniform between it and 0; 0: none are given
+  bool channels = false;   ///< each channel of a key has a gate of its own
   bool resets = false;     ///< some are -infinity
   float key_norm = 1, largest_beta = 1;
   bool normalise = false, initial = false, final = true, f32_beta = false;
@@ -66,10 +67,15 @@ class CaseTest : public testing::TestWithParam<std::tuple<Device, DType>> {
               {with(tokens, {c.heads_of_keys, c.dim}), dtype, device, c.place},
               {with(tokens, {heads, c.values}), dtype, device, c.place},
               {with(tokens, {heads}), c.f32_beta ? DType::f32 : dtype, device, c.token_place},
-              {with(tokens, {heads}), DType::f32, device, c.token_place},
+              {c.channels ? with(tokens, {heads, c.dim}) : with(tokens, {heads}), DType::f32, device, c.token_place},
               {{n, heads, c.dim, c.values}, DType::f32, device, c.token_place},
               {},
-              {.heads_of_keys = c.heads_of_keys, .heads = heads, .dim = c.dim, .values = c.values, .normalise = c.normalise}};
+              {.heads_of_keys = c.heads_of_keys,
+               .heads = heads,
+               .dim = c.dim,
+               .values = c.values,
+               .normalise = c.normalise,
+               .channels = c.channels}};
     in.plain.scale = c.scale ? *c.scale : 1 / std::sqrt(static_cast<double>(c.dim));
     in.plain.q = in.q.fill_random(random);
     in.plain.v = in.v.fill_random(random);
@@ -107,9 +113,10 @@ class CaseTest : public testing::TestWithParam<std::tuple<Device, DType>> {
   static std::string text(const Case& c) {
     std::string lengths;
     for (const std::int64_t length : c.lengths) lengths += tw::format(" {}", length);
-    return tw::format("lengths{} packed {} heads {} x {} dim {} values {} gates {} resets {} key norm {} beta {} normalise {} initial {}",
-                      lengths, c.packed, c.heads_of_keys, c.group, c.dim, c.values, c.lowest_gate, c.resets, c.key_norm, c.largest_beta,
-                      c.normalise, c.initial);
+    return tw::format(
+        "lengths{} packed {} heads {} x {} dim {} values {} gates {} of channels {} resets {} key norm {} beta {} normalise {} initial {}",
+        lengths, c.packed, c.heads_of_keys, c.group, c.dim, c.values, c.lowest_gate, c.channels, c.resets, c.key_norm, c.largest_beta,
+        c.normalise, c.initial);
   }
   int pick(int n) { return std::uniform_int_distribution(0, n - 1)(random); }
 

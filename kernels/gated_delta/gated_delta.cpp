@@ -51,8 +51,9 @@ Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
   call.o = o;
   if (options.g != nullptr) {
     check_operand(op, "g", *options.g, DType::f32, device);
-    require(options.g->shape() == of_tokens, "{}: g is {}; it must be [{}, {}, {}]", op, *options.g, of_tokens[0], of_tokens[1],
-            of_tokens[2]);
+    const Shape of_channels{v.shape(0), v.shape(1), v.shape(2), q.shape(3)};
+    require(options.g->shape() == of_tokens || options.g->shape() == of_channels, "{}: g is {}; it must be [{}] or [{}]", op, *options.g,
+            tw::join(of_tokens, ", "), tw::join(of_channels, ", "));
     call.g = *options.g;
   }
   if (options.cu_seqlens != nullptr) {
@@ -138,6 +139,8 @@ void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v
                             .normalise_qk = options.normalise_qk,
                             .cu_seqlens = options.cu_seqlens,
                             .stream = options.stream});
+  require(!call.gates_of_channels(), "{}: g is {}; gradients are supported for gates of heads, [{}]", op, *options.g,
+          tw::join(beta.shape(), ", "));
   const bool on_gpu = call.stream.device().is_cuda();
   require(!on_gpu || q.dtype() != DType::f32, "{}: q is {}; on a GPU f16 and bf16 are supported, because tensor cores would round f32", op,
           q);

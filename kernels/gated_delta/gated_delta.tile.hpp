@@ -279,8 +279,9 @@ inline constexpr float kNormEpsilon = 1e-6f;
 /// Token by token, in f32: a sequence of a head, `cols` of its values. Few tokens in generation, and any number of f32. With the sums
 /// S^T k and S^T q of the state S before a token, decayed,
 ///   u = beta (v - S^T k),   o = scale (S^T q + (q k) u),   S = S + k u^T,
-/// so both sums are formed while the state is read, and none waits for the update.
-template <class X, class Beta, int D, bool kNormalise>
+/// so both sums are formed while the state is read, and none waits for the update. With kChannels each channel of a key has a gate of its
+/// own, and the state is decayed before the sums.
+template <class X, class Beta, int D, bool kNormalise, bool kChannels = false>
 struct Step {
   static constexpr const char* source = kSource;
   static constexpr int warps_of_block = 4;
@@ -289,9 +290,9 @@ struct Step {
   template <class Target>
   struct On {
     static constexpr int warps = warps_of_block;
-    /// 96 registers: 32 hold the state and 16 hold q and k; norms take more, and more rows for each thread. An SM has 48 to 80 KB of
-    /// states in flight.
-    static constexpr int min_blocks = kNormalise || D <= 64 ? 3 : 5;
+    /// 96 registers: 32 hold the state and 16 hold q and k; norms and gates of channels take more, and more rows for each thread. An SM
+    /// has 48 to 80 KB of states in flight.
+    static constexpr int min_blocks = kNormalise || kChannels || D <= 64 ? 3 : 5;
     using Values = Rows<Target, float, D, cols, warps, 4>;
     using OutputRow = Rows<Target, float, warps * 128 / cols, cols, warps, 4>;  ///< a piece for each thread; only the first row is stored
     using Copies = Rows<Target, float, warps, D, warps, D / 32>;                ///< a whole query or key for each warp
@@ -299,7 +300,7 @@ struct Step {
       Global<Target, const X> q, k;                       ///< [batch, head of keys, token, dim]
       Global<Target, const X> q_columns, k_columns;       ///< the same as [batch, head of keys, dim, token]
       Global<Target, const X> v;                          ///< [batch, head, token, dim]
-      Global<Target, const float> gates;                  ///< [batch, token, head], or none
+      Global<Target, const float> gates;                  ///< [batch, token, head], or none; of channels [batch, head, dim, token]
       Global<Target, const Beta> betas;                   ///< [batch, token, head]
       Global<Target, X> o;                                ///< as v
       Global<Target, const float, Values> initial_state;  ///< [sequence, head, dim of keys, dim of values], or none
@@ -328,8 +329,8 @@ struct Step {
         block.gather(whole_k, p.k, this_token, 0, head_of_keys, sequence.batch);
         block.gather(whole_q, p.q, this_token, 0, head_of_keys, sequence.batch);
         block.load(v, p.v, token, col, head, sequence.batch);
-        const float gate = p.gates.cols > 0 ? block.value(p.gates, token, head, sequence.batch) : 0.0f;
-        const float decay = exp(gate), beta = block.value(p.betas, token, head, sequence.batch);
+        const float decay = load_decay(block, p, s, token, head, sequence.batch);
+        const float beta = block.value(p.betas, token, head, sequence.batch);
         const auto q_factor = norm_factor(block, whole_q), k_factor = norm_factor(block, whole_k);
         block.map(whole_k, whole_q, [](auto key, auto query) { return key * query; });
         const auto qk = sum_of(block, whole_k, [](auto x) { return x; }) * q_factor * k_factor;
@@ -347,6 +348,17 @@ struct Step {
       if (p.final_state.cols > 0) block.store(s, p.final_state, 0, col, head, t.m);
     }
 
+    /// A token's decay of the state. Those of channels are applied at once.
+    TW_INLINE static auto load_decay(auto& block, const Params& p, Values& s, int token, int head, int batch) {
+      if constexpr (kChannels) {
+        RowVector<Target, float, Values> gates;
+        block.load(gates, p.gates, 0, token, head, batch);
+        block.map(s, gates, [](auto value, auto gate) { return value * exp(gate); });
+        return 1.0f;
+      } else {
+        return exp(p.gates.cols > 0 ? block.value(p.gates, token, head, batch) : 0.0f);
+      }
+    }
     /// sums(col) = the sum over rows of state(row, col) weights(row).
     TW_INLINE static void fold(auto& block, const Values& state, const auto& weights, Values& product, auto& sums) {
       product = state;

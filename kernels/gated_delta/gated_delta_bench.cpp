@@ -12,21 +12,25 @@ namespace {
 using namespace tw::bench;
 
 enum class Pass { forward, backward, step };
+enum class Gates { heads, channels };
 
 /// Heads of 128. The step's bytes are mostly those of the states, read and written.
-MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, const Stream& stream) {
+MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, const Stream& stream,
+                      Gates gates = Gates::heads) {
   const Shape shape{batch, seqlen, heads, 128}, of_tokens{batch, seqlen, heads};
   const Device device = stream.device();
   const Tensor q = random_normal(shape, DType::bf16, device, 1), k = random_normal(shape, DType::bf16, device, 2),
                v = random_normal(shape, DType::bf16, device, 3), o = Tensor::poisoned(shape, DType::bf16, stream);
   // The squared norm of a key is about 128: with a beta of 1 / 256 states neither vanish nor grow.
   const std::vector<float> betas(static_cast<std::size_t>(batch * seqlen * heads), 1.0f / 256);
-  const Tensor beta = Tensor::from<float>(betas, of_tokens).to(device), g = Tensor::zeros(of_tokens, DType::f32, stream);
+  const Tensor beta = Tensor::from<float>(betas, of_tokens).to(device),
+               g = Tensor::zeros(gates == Gates::channels ? shape : of_tokens, DType::f32, stream);
   const Tensor state = Tensor::zeros({batch, heads, 128, 128}, DType::f32, stream);
   MemoryCase c;
   c.family = "gated-delta";
   constexpr const char* kNames[] = {"forward", "backward", "step"};
-  c.case_name = tw::format("{}-b{}-s{}-h{}-d128", kNames[static_cast<int>(pass)], batch, seqlen, heads);
+  c.case_name = tw::format("{}-b{}-s{}-h{}-d128{}", kNames[static_cast<int>(pass)], batch, seqlen, heads,
+                           gates == Gates::channels ? "-channels" : "");
   c.dtype = DType::bf16;
   c.bytes = bytes_of({q, k, v, o, beta, g});
   if (pass == Pass::backward) {
@@ -53,10 +57,13 @@ const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy o
                         run_bandwidth(run, delta_case(1, 8192, 32, Pass::forward, run.stream()));
                         run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream()));
                         for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, Pass::step, run.stream()));
+                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::forward, run.stream(), Gates::channels));
+                        run_bandwidth(run, delta_case(64, 1, 32, Pass::step, run.stream(), Gates::channels));
                       } else {
                         run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream()));
                         run_bandwidth(run, delta_case(1, 512, 4, Pass::backward, run.stream()));
                         run_bandwidth(run, delta_case(8, 1, 4, Pass::step, run.stream()));
+                        run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream(), Gates::channels));
                       }
                     }};
 

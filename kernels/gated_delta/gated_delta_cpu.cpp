@@ -23,13 +23,19 @@ Tensor normalised(const Tensor& x) {
 
 void chunks_on_cpu(Call call) {
   call.beta = call.beta.to(DType::f32);
-  make_workspace(call, [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); });
+  make_workspace(call, padded_dim(call), [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); });
   with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
     if (call.normalise) {
       call.q = normalised<T>(call.q);
       call.k = normalised<T>(call.k);
     }
     with_dim(call, [&]<int dim>(Constant<dim>) {
+      if (call.gates_of_channels()) {
+        if (call.chunks() > 0)
+          launch_cpu<PrepareChannels<T, float>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+        launch_cpu<WalkChannels<T, dim, 128, 1>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk_channels(bind, p, call); });
+        return;
+      }
       if (call.chunks() > 0)
         launch_cpu<Prepare<T, float, dim>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
       launch_cpu<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
@@ -41,7 +47,7 @@ void gradients_on_cpu(Call call, Gradient gradient) {
   call.beta = call.beta.to(DType::f32);
   const Tensor q = call.q, k = call.k;
   const auto make = [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); };
-  make_workspace(call, make);
+  make_workspace(call, 128, make);
   make_workspace(call, gradient, make);
   with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
     if (call.normalise && q.numel() > 0) {
@@ -75,11 +81,14 @@ void steps_on_cpu(Call call) {
   call.beta = call.beta.to(DType::f32);
   with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
     with_dim(call, [&]<int dim>(Constant<dim>) {
-      const auto launch = [&]<bool normalise>() {
-        using Kernel = Step<T, float, dim, normalise>;
+      const auto launch = [&]<bool normalise, bool channels>() {
+        using Kernel = Step<T, float, dim, normalise, channels>;
         launch_cpu<Kernel>(walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
       };
-      call.normalise ? launch.template operator()<true>() : launch.template operator()<false>();
+      if (call.gates_of_channels())
+        call.normalise ? launch.template operator()<true, true>() : launch.template operator()<false, true>();
+      else
+        call.normalise ? launch.template operator()<true, false>() : launch.template operator()<false, false>();
     });
   });
 }

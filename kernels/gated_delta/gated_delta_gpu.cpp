@@ -14,14 +14,15 @@
 namespace tw::kernels::gated_delta {
 namespace {
 
-enum class Kind { prepare, walk, step, normalise, states, state_gradients, gradients, row_gradients };
+enum class Kind { prepare, walk, prepare_channels, walk_channels, step, normalise, states, state_gradients, gradients, row_gradients };
 
 struct DeltaKernel {
   Kind kind;
   DType x, beta;
   int dim;
-  bool normalise;     ///< step, row_gradients
-  int slice, stages;  ///< walk, states and their gradients; of gradients the stages of states and of tokens
+  bool normalise;         ///< step, row_gradients
+  int slice, stages;      ///< walks, states and their gradients; of gradients the stages of states and of tokens
+  bool channels = false;  ///< step: whether gates are of channels
   auto operator<=>(const DeltaKernel&) const = default;
 };
 
@@ -32,8 +33,13 @@ std::string type_of(const DeltaKernel& k) {
       return tw::format("tw::kernels::gated_delta::Prepare<{}, {}, {}>", x, element_name(k.beta), k.dim);
     case Kind::walk:
       return tw::format("tw::kernels::gated_delta::Walk<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::prepare_channels:
+      return tw::format("tw::kernels::gated_delta::PrepareChannels<{}, {}>", x, element_name(k.beta));
+    case Kind::walk_channels:
+      return tw::format("tw::kernels::gated_delta::WalkChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::step:
-      return tw::format("tw::kernels::gated_delta::Step<{}, {}, {}, {}>", x, element_name(k.beta), k.dim, bool_name(k.normalise));
+      return tw::format("tw::kernels::gated_delta::Step<{}, {}, {}, {}, {}>", x, element_name(k.beta), k.dim, bool_name(k.normalise),
+                        bool_name(k.channels));
     case Kind::states:
       return tw::format("tw::kernels::gated_delta::States<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::state_gradients:
@@ -50,6 +56,11 @@ std::string type_of(const DeltaKernel& k) {
 /// Two warpgroups and stages take most of a Hopper SM's shared memory. Some GPUs of the generic target have 99 KB for a block.
 DeltaKernel walk_kernel(DType x, int dim, bool generic) { return {Kind::walk, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2}; }
 
+DeltaKernel prepare_channels_kernel(DType x, DType beta) { return {Kind::prepare_channels, x, beta, 128, false, 0, 0}; }
+DeltaKernel walk_channels_kernel(DType x, int dim, bool generic) {
+  return {Kind::walk_channels, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2};
+}
+
 DeltaKernel states_kernel(DType x, bool generic) { return {Kind::states, x, x, 128, false, generic ? 64 : 128, generic ? 1 : 2}; }
 DeltaKernel state_gradients_kernel(DType x, bool generic) {
   return {Kind::state_gradients, x, x, 128, false, generic ? 64 : 128, generic ? 1 : 2};
@@ -60,13 +71,17 @@ DeltaKernel gradients_kernel(DType x, DType beta, bool generic) {
   return {Kind::gradients, x, beta, 128, false, generic ? 1 : 2, generic ? 3 : 7};
 }
 
-/// The tables of the forward and the backward pass: a table's kernels have one source.
+/// The tables of the forward and the backward pass, and of gates of channels: a table's kernels have one source.
 KernelTable<DeltaKernel>& backward_table() {
   static KernelTable<DeltaKernel> kernels(type_of, kBackwardSource);
   return kernels;
 }
 KernelTable<DeltaKernel>& table() {
   static KernelTable<DeltaKernel> kernels(type_of, kSource);
+  return kernels;
+}
+KernelTable<DeltaKernel>& channels_table() {
+  static KernelTable<DeltaKernel> kernels(type_of, kChannelsSource);
   return kernels;
 }
 
@@ -97,21 +112,30 @@ Tensor normalised_on_gpu(const Tensor& x, const Stream& stream) {
   return y;
 }
 
-int dim_of(const Call& call) { return call.dim() <= 64 ? 64 : 128; }
-
 template <class X, class Beta>
 void launch_chunks(Call& call) {
   if (call.normalise && call.q.numel() > 0) {
     call.q = normalised_on_gpu<X>(call.q, call.stream);
     call.k = normalised_on_gpu<X>(call.k, call.stream);
   }
-  make_workspace(call, [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, call.stream); });
+  make_workspace(call, padded_dim(call), [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, call.stream); });
   const DType x = call.q.dtype();
+  const bool generic = call.stream.target() == GpuTarget::cuda;
+  if (call.gates_of_channels()) {
+    if (call.chunks() > 0)
+      detail::launch_named<typename PrepareChannels<X, Beta>::template On<Target>::Params>(
+          channels_table()[prepare_channels_kernel(x, call.beta.dtype())], call.stream, prepare_grid(call),
+          [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    const DeltaKernel walk = walk_channels_kernel(x, padded_dim(call), generic);
+    detail::launch_named<typename WalkChannels<X, 128, 128, 1>::template On<Target>::Params>(
+        channels_table()[walk], call.stream, walk_grid(call, walk.slice), [&](auto& bind, auto& p) { bind_walk_channels(bind, p, call); });
+    return;
+  }
   if (call.chunks() > 0)
     detail::launch_named<typename Prepare<X, Beta, 128>::template On<Target>::Params>(
-        table()[{Kind::prepare, x, call.beta.dtype(), dim_of(call), false, 0, 0}], call.stream, prepare_grid(call),
+        table()[{Kind::prepare, x, call.beta.dtype(), padded_dim(call), false, 0, 0}], call.stream, prepare_grid(call),
         [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-  const DeltaKernel walk = walk_kernel(x, dim_of(call), call.stream.target() == GpuTarget::cuda);
+  const DeltaKernel walk = walk_kernel(x, padded_dim(call), generic);
   detail::launch_named<typename Walk<X, 128, 128, 2>::template On<Target>::Params>(table()[walk], call.stream, walk_grid(call, walk.slice),
                                                                                    [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
 }
@@ -132,7 +156,7 @@ void launch_gradients(Call& call, Gradient& gradient) {
   const DType x = q.dtype(), beta = call.beta.dtype();
   const bool generic = stream.target() == GpuTarget::cuda;
   const auto make = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
-  make_workspace(call, make);
+  make_workspace(call, 128, make);
   make_workspace(call, gradient, make);
   if (call.normalise && q.numel() > 0) {
     call.q = normalised_on_gpu<X>(q, stream);
@@ -143,8 +167,8 @@ void launch_gradients(Call& call, Gradient& gradient) {
     detail::launch_named<typename Kernel::template On<Target>::Params>(from[kernel], stream, grid, fill);
   };
   if (call.chunks() > 0) {
-    launch(std::type_identity<Prepare<X, Beta, 128>>{}, table(), {Kind::prepare, x, beta, dim_of(call), false, 0, 0}, prepare_grid(call),
-           [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
+    launch(std::type_identity<Prepare<X, Beta, 128>>{}, table(), {Kind::prepare, x, beta, padded_dim(call), false, 0, 0},
+           prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
     const DeltaKernel states = states_kernel(x, generic);
     launch(std::type_identity<States<X, 128, 128, 2>>{}, backward_table(), states, walk_grid(call, states.slice),
            [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
@@ -175,8 +199,8 @@ void steps_on_gpu(const Call& call) {
   with_types(call, [&]<class X, class Beta>(std::type_identity<X>, std::type_identity<Beta>) {
     using Kernel = Step<X, Beta, 128, false>;
     detail::launch_named<typename Kernel::template On<Target>::Params>(
-        table()[{Kind::step, call.q.dtype(), call.beta.dtype(), dim_of(call), call.normalise, 0, 0}], call.stream,
-        walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
+        table()[{Kind::step, call.q.dtype(), call.beta.dtype(), padded_dim(call), call.normalise, 0, 0, call.gates_of_channels()}],
+        call.stream, walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
   });
 }
 
@@ -185,7 +209,7 @@ namespace {
 /// A call for a shape, with gates, the final state and no initial one.
 template <class T>
 struct Placeholders {
-  Tensor q, k, v, beta, o, g, state;
+  Tensor q, k, v, beta, o, g, g_of_channels, state;
   explicit Placeholders(const ShapeValues& shape) {
     const std::int64_t batch = shape["batch"], seqlen = shape["seqlen"], heads = shape["heads"], dim = shape["dim"];
     q = placeholder({batch, seqlen, heads, dim}, dtype_of<T>);
@@ -194,11 +218,12 @@ struct Placeholders {
     o = placeholder(q.shape(), dtype_of<T>);
     beta = placeholder({batch, seqlen, heads}, DType::f32);
     g = placeholder({batch, seqlen, heads}, DType::f32);
+    g_of_channels = placeholder(q.shape(), DType::f32);
     state = placeholder({batch, heads, dim, dim}, DType::f32);
   }
-  Call call() const {
-    Call result = check("gated_delta_rule", q, k, v, beta, o, {.g = &g, .final_state = &state});
-    make_workspace(result, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
+  Call call(bool channels = false) const {
+    Call result = check("gated_delta_rule", q, k, v, beta, o, {.g = channels ? &g_of_channels : &g, .final_state = &state});
+    make_workspace(result, 128, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
     return result;
   }
   Gradient gradient(const Call& of) const {
@@ -223,6 +248,16 @@ Analysis analyze_walk(const ShapeValues& shape) {
   require_dim(shape, dim);
   const Call call = Placeholders<T>(shape).call();
   return analyze<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+}
+Analysis analyze_prepare_channels(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Call call = Placeholders<bf16>(shape).call(true);
+  return analyze<PrepareChannels<bf16, float>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+}
+Analysis analyze_walk_channels(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Call call = Placeholders<bf16>(shape).call(true);
+  return analyze<WalkChannels<bf16, 128, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk_channels(bind, p, call); });
 }
 template <class T, int dim>
 Analysis analyze_step(const ShapeValues& shape) {
@@ -275,6 +310,12 @@ const DeltaKernel kPrepare{Kind::prepare, DType::bf16, DType::f32, 128, false, 0
 KernelSpec spec_of(const DeltaKernel& kernel, const char* name, const char* source = kSource) {
   return make_spec({type_of(kernel), source, nullptr}, true, true, name);
 }
+KernelSpec prepare_channels_spec() {
+  return spec_of(prepare_channels_kernel(DType::bf16, DType::f32), "gated_delta_prepare_channels_bf16", kChannelsSource);
+}
+KernelSpec walk_channels_spec(bool generic) {
+  return spec_of(walk_channels_kernel(DType::bf16, 128, generic), "gated_delta_walk_channels_bf16_128", kChannelsSource);
+}
 KernelSpec states_spec(bool generic) { return spec_of(states_kernel(DType::bf16, generic), "gated_delta_states_bf16", kBackwardSource); }
 KernelSpec state_gradients_spec(bool generic) {
   return spec_of(state_gradients_kernel(DType::bf16, generic), "gated_delta_state_gradients_bf16", kBackwardSource);
@@ -290,6 +331,8 @@ std::vector<KernelVariant> registered() {
   return {{spec_of(kPrepare, "gated_delta_prepare_bf16_128"), analyze_prepare<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
+          {prepare_channels_spec(), analyze_prepare_channels},
+          {walk_channels_spec(false), analyze_walk_channels},
           {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},
           {states_spec(false), analyze_states},
           {state_gradients_spec(false), analyze_state_gradients},
@@ -301,6 +344,8 @@ std::vector<KernelSpec> registered_generic() {
   std::vector<KernelSpec> specs{spec_of(kPrepare, "gated_delta_prepare_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"),
+                                prepare_channels_spec(),
+                                walk_channels_spec(true),
                                 spec_of(kStep, "gated_delta_step_bf16_128"),
                                 states_spec(true),
                                 state_gradients_spec(true),

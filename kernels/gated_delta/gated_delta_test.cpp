@@ -72,6 +72,25 @@ class GatedDelta : public CaseTest {
     }
     expect_results(c, in, o, in.state);
   }
+  /// A packed sequence of 70 tokens and one of 30, which then become NaN.
+  void check_neighbours(const Case& c) {
+    SCOPED_TRACE(text(c));
+    Inputs in = inputs(c);
+    PlacedTensor o(in.v.tensor().shape(), dtype, device), clean(in.v.tensor().shape(), dtype, device);
+    PlacedTensor state(in.state.tensor().shape(), DType::f32, device), clean_state(in.state.tensor().shape(), DType::f32, device);
+    tw::gated_delta_rule(in.q, in.k, in.v, in.beta, clean, options(c, in, clean_state));
+    const auto poison = [](PlacedTensor& t) {
+      std::vector<float> values;
+      for (const double x : t.values()) values.push_back(static_cast<float>(x));
+      std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() * 70 / 100), values.end(), kNaN);
+      t.fill(values);
+    };
+    for (PlacedTensor* const t : {&in.q, &in.k, &in.v, &in.beta, &in.g}) poison(*t);
+    tw::gated_delta_rule(in.q, in.k, in.v, in.beta, o, options(c, in, state));
+    const std::vector<double> with = o.values(), without = clean.values(), end = state.values(), clean_end = clean_state.values();
+    for (std::size_t i = 0; i < with.size() * 70 / 100; ++i) ASSERT_EQ(with[i], without[i]) << "element " << i;
+    for (std::size_t i = 0; i < end.size() / 2; ++i) ASSERT_EQ(end[i], clean_end[i]) << "element " << i << " of the state";
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDelta,
@@ -134,22 +153,58 @@ TEST_P(GatedDelta, Steps) {
 
 /// What follows a sequence's last token in memory has no part in its results.
 TEST_P(GatedDelta, OtherSequencesMayHoldNaN) {
-  const Case c{.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64};
-  Inputs in = inputs(c);
-  PlacedTensor o(in.v.tensor().shape(), dtype, device), clean(in.v.tensor().shape(), dtype, device);
-  PlacedTensor state(in.state.tensor().shape(), DType::f32, device), clean_state(in.state.tensor().shape(), DType::f32, device);
-  tw::gated_delta_rule(in.q, in.k, in.v, in.beta, clean, options(c, in, clean_state));
-  const auto poison = [](PlacedTensor& t) {
-    std::vector<float> values;
-    for (const double x : t.values()) values.push_back(static_cast<float>(x));
-    std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() * 70 / 100), values.end(), kNaN);
-    t.fill(values);
-  };
-  for (PlacedTensor* const t : {&in.q, &in.k, &in.v, &in.beta, &in.g}) poison(*t);
-  tw::gated_delta_rule(in.q, in.k, in.v, in.beta, o, options(c, in, state));
-  const std::vector<double> with = o.values(), without = clean.values(), end = state.values(), clean_end = clean_state.values();
-  for (std::size_t i = 0; i < with.size() * 70 / 100; ++i) ASSERT_EQ(with[i], without[i]) << "element " << i;
-  for (std::size_t i = 0; i < end.size() / 2; ++i) ASSERT_EQ(end[i], clean_end[i]) << "element " << i << " of the state";
+  for (const bool channels : {false, true})
+    check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64, .channels = channels});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsAnyLength) {
+  for (const std::int64_t length : {0, 1, 2, 17, 63, 64, 65, 127, 131, 193})
+    check({.lengths = {length, length}, .dim = 32, .values = 40, .channels = true, .initial = pick(2) == 0, .final = length > 0});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsAnyDimensions) {
+  for (const std::int64_t dim : {1, 7, 63, 64, 65, 128})
+    check({.lengths = {67}, .dim = dim, .values = 20 + pick(130), .channels = true, .initial = true});
+  check({.lengths = {130}, .dim = 128, .values = 128, .channels = true, .initial = true, .f32_beta = true});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsFromWeakToStrong) {
+  for (const float lowest : {-0.001f, -0.1f, -1.0f, -5.0f, -20.0f})
+    check({.lengths = {150}, .dim = 64, .values = 32, .lowest_gate = lowest, .channels = true, .initial = true});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsThatForgetTheState) {
+  check({.lengths = {150}, .dim = 64, .values = 32, .channels = true, .resets = true, .initial = true});
+  check_steps({.lengths = {7}, .dim = 64, .values = 32, .channels = true, .resets = true});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsAndSharedKeys) {
+  check({.lengths = {66, 66}, .heads_of_keys = 2, .group = 3, .dim = 32, .values = 32, .channels = true, .initial = true});
+  check({.lengths = {90}, .heads_of_keys = 2, .dim = 96, .values = 32, .channels = true, .key_norm = 9, .normalise = true});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsOfPackedSequences) {
+  check({.lengths = {0, 1, 63, 0, 64, 65, 100, 0}, .packed = true, .dim = 32, .values = 32, .channels = true, .initial = true});
+  check({.lengths = {71, 29}, .packed = true, .dim = 80, .values = 70, .channels = true, .f32_beta = true});
+}
+
+TEST_P(GatedDelta, GatesOfChannelsOfAnyStrides) {
+  const Placement with_gaps{.offset = 3, .gap = 5}, by_heads{.order = {0, 2, 1, 3}};
+  check({.lengths = {70, 70},
+         .heads_of_keys = 2,
+         .dim = 24,
+         .values = 24,
+         .channels = true,
+         .initial = true,
+         .place = with_gaps,
+         .token_place = {.gap = 1}});
+  check({.lengths = {70}, .heads_of_keys = 2, .dim = 64, .values = 64, .channels = true, .place = by_heads, .token_place = by_heads});
+}
+
+TEST_P(GatedDelta, StepsWithGatesOfChannels) {
+  check_steps({.lengths = {11, 11, 11}, .heads_of_keys = 2, .group = 2, .dim = 128, .values = 100, .channels = true});
+  check_steps({.lengths = {7}, .dim = 40, .values = 33, .lowest_gate = -20, .channels = true, .f32_beta = true, .scale = 1.0f});
+  check_steps({.lengths = {9, 9}, .dim = 96, .values = 48, .channels = true, .key_norm = 9, .normalise = true});
 }
 
 class GatedDeltaArguments : public testing::TestWithParam<Device> {
@@ -180,6 +235,8 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
   refused(q, k, v, beta, v, {"o is", "shares memory with v"});
   refused(q, k, v, beta, q, {"o is bf16[2, 5, 2, 8]", "v's shape"});
   refused(q, k, v, beta, o, {"g is bf16[2, 5, 4]", "f32"}, {.g = &beta});
+  const Tensor of_values = tensor({2, 5, 4, 16}, DType::f32);
+  refused(q, k, v, beta, o, {"g is f32[2, 5, 4, 16]", "[2, 5, 4] or [2, 5, 4, 8]"}, {.g = &of_values});
   refused(q, k, v, beta, o, {"initial_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.initial_state = &other});
   refused(q, k, v, beta, o, {"final_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.final_state = &other});
   refused(q, k, v, beta, o, {"q is bf16[2, 5, 2, 8]", "its batch must be 1"}, {.cu_seqlens = &offsets});
@@ -192,7 +249,8 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
 TEST(GatedDeltaKernels, StepsCompileWithoutSpills) {
   skip_without_nvrtc();
   std::vector<KernelSpec> specs;
-  for (const char* const arguments : {"float, float, 128, true", "tw::bf16, tw::bf16, 128, true", "tw::f16, float, 64, false"})
+  for (const char* const arguments : {"float, float, 128, true", "tw::bf16, tw::bf16, 128, true", "tw::f16, float, 64, false",
+                                      "float, float, 128, true, true", "tw::bf16, float, 128, false, true"})
     for (const bool pieces : {false, true})
       specs.push_back(make_spec({tw::format("tw::kernels::gated_delta::Step<{}>", arguments), kSource, nullptr}, pieces, pieces));
   const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };

@@ -8,14 +8,22 @@
 
 namespace tw::kernels::gated_delta {
 
-/// Sequences one after the other: q, k [tokens, heads of keys, dim], v [tokens, heads, values], beta, g [tokens, heads]; tokens of sequence
-/// n from offsets[n] to offsets[n + 1] - 1. States are [sequence, head, dim, values]; empty vectors are absent.
+/// Sequences one after the other: q, k [tokens, heads of keys, dim], v [tokens, heads, values], beta, g [tokens, heads], or with `channels`
+/// g [tokens, heads, dim]; tokens of sequence n from offsets[n] to offsets[n + 1] - 1. States are [sequence, head, dim, values]; empty
+/// vectors are absent.
 struct PlainCall {
   std::vector<float> q = {}, k = {}, v = {}, beta = {}, g = {}, initial_state = {};
   std::vector<std::int64_t> offsets = {};
   std::int64_t heads_of_keys = 1, heads = 1, dim = 1, values = 1;
   double scale = 1;
-  bool normalise = false;
+  bool normalise = false, channels = false;
+
+  /// The gate of a channel d of a key.
+  float gate(std::int64_t token, std::int64_t head, std::int64_t d) const {
+    if (g.empty()) return 0;
+    const std::int64_t i = token * heads + head;
+    return g[static_cast<std::size_t>(channels ? i * dim + d : i)];
+  }
 };
 
 struct PlainResult {
@@ -52,12 +60,14 @@ PlainResult plain(const PlainCall& call, Round round) {
           q[d] = static_cast<Real>(round(q[d] / std::sqrt(q_norm + epsilon)));
           k[d] = static_cast<Real>(round(k[d] / std::sqrt(k_norm + epsilon)));
         }
-        const Real decay = call.g.empty() ? Real{1} : std::exp(at(call.g, t * call.heads + h)), beta = at(call.beta, t * call.heads + h);
+        std::vector<Real> decay;
+        for (std::int64_t d = 0; d < dim; ++d) decay.push_back(std::exp(static_cast<Real>(call.gate(t, h, d))));
+        const Real beta = at(call.beta, t * call.heads + h);
         for (std::int64_t c = 0; c < values; ++c) {
           Real old = 0, out = 0;
           const auto element = [&](std::int64_t d) -> Real& { return s[static_cast<std::size_t>(d * values + c)]; };
           for (std::int64_t d = 0; d < dim; ++d) {
-            element(d) *= decay;
+            element(d) *= decay[static_cast<std::size_t>(d)];
             old += static_cast<Real>(round(element(d))) * k[static_cast<std::size_t>(d)];
           }
           const Real update = static_cast<Real>(round(beta * (at(call.v, (t * call.heads + h) * values + c) - old)));

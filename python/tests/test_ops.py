@@ -175,7 +175,8 @@ def _gated_delta_rule(q, k, v, beta, g, scale, state):
     q, k = (np.repeat(x, group, axis=2).astype(np.float64) for x in (q, k))
     state, results = state.astype(np.float64), []
     for t in range(q.shape[1]):
-        state = state * np.exp(g[:, t])[..., None, None]
+        decay = np.exp(g[:, t])
+        state = state * (decay[..., None] if g.ndim == 4 else decay[..., None, None])
         update = beta[:, t][..., None] * (v[:, t] - np.einsum("bhd,bhdv->bhv", k[:, t], state))
         state = state + np.einsum("bhd,bhv->bhdv", k[:, t], update)
         results.append(scale * np.einsum("bhd,bhdv->bhv", q[:, t], state))
@@ -204,6 +205,16 @@ def test_gated_delta_rule(random):
     np.testing.assert_allclose(out.reshape(wanted.shape), wanted, **tolerance)
     with pytest.raises(ValueError, match=r"k is f32\[2, 70, 2, 6\]"):
         ops.gated_delta_rule(q, v, v, beta)
+    # A gate for each channel of a key.
+    gates = -10 * random.random((2, 70, 2, 8)).astype(np.float32) ** 4
+    wanted, last = _gated_delta_rule(q, k, v, beta, gates, 8**-0.5, initial)
+    o, state = ops.gated_delta_rule(q, k, v, beta, g=gates, initial_state=initial, return_final_state=True)
+    np.testing.assert_allclose(o, wanted, **tolerance)
+    np.testing.assert_allclose(state, last, **tolerance)
+    state = initial.copy()
+    steps = [ops.gated_delta_rule_step(*(x[:, t : t + 2] for x in (q, k, v, beta)), state, g=gates[:, t : t + 2]) for t in range(0, 70, 2)]
+    np.testing.assert_allclose(np.concatenate(steps, axis=1), wanted, **tolerance)
+    np.testing.assert_allclose(state, last, **tolerance)
 
 
 def test_gated_delta_rule_backward(random):

@@ -15,11 +15,13 @@ from .ops import gated_delta_rule, linear_attention
 
 __all__ = [
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "chunk_linear_attn",
     "chunk_retention",
     "chunk_simple_gla",
     "fused_chunk_linear_attn",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
     "fused_recurrent_linear_attn",
     "fused_recurrent_retention",
     "fused_recurrent_simple_gla",
@@ -191,12 +193,116 @@ def fused_recurrent_gated_delta_rule(
     use_qk_l2norm_in_kernel=False,
     cu_seqlens=None,
 ):
-    """As chunk_gated_delta_rule(); without beta it is 1."""
-    for name, value in (("gk", gk), ("gv", gv)):
-        if value is not None:
-            raise NotImplementedError(f"{name} is given; only gates of whole heads, g, are supported")
+    """As chunk_gated_delta_rule(); without beta it is 1. gk: gates of channels of keys, [batch, time, heads, dim], added to g."""
+    if gv is not None:
+        raise NotImplementedError("gv is given; gates of heads, g, and of channels of keys, gk, are supported")
+    if gk is not None:
+        g = gk.float() if g is None else g.float().unsqueeze(-1) + gk.float()
     if beta is None:
         beta = v.new_ones(v.shape[:3])
     return chunk_gated_delta_rule(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens=cu_seqlens
+    )
+
+
+def _kda_gate(g, a_log, dt_bias, lower_bound):
+    """-exp(A_log) softplus(g + dt_bias), or with a lower bound that times sigmoid(exp(A_log) (g + dt_bias)); [batch, time, heads, dim]."""
+    torch = _torch(g)
+    heads, dim = g.shape[2:]
+    x = g.float() if dt_bias is None else g.float() + dt_bias.float().view(heads, dim)
+    rate = None if a_log is None else a_log.float().exp().view(heads, 1)
+    if lower_bound is not None:
+        return lower_bound * torch.sigmoid(x if rate is None else rate * x)
+    if rate is None:
+        raise ValueError("A_log is None; allowed with use_gate_in_kernel only if lower_bound is given")
+    return -rate * torch.nn.functional.softplus(x)
+
+
+def chunk_kda(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    safe_gate=False,
+    lower_bound=None,
+    disable_recompute=False,
+    return_intermediate_states=False,
+    state_v_first=False,
+    cu_seqlens=None,
+    cu_seqlens_cpu=None,
+    A_log=None,
+    dt_bias=None,
+):
+    """Kimi Delta Attention: chunk_gated_delta_rule() with a gate for each channel of a key, g [batch, time, heads, dim].
+
+    use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias), or lower_bound sigmoid(exp(A_log) (g + dt_bias)), with A_log [heads] and
+    dt_bias [heads * dim]. safe_gate and disable_recompute choose among flash-linear-attention's kernels and change nothing here.
+    """
+    if return_intermediate_states:
+        raise NotImplementedError("return_intermediate_states is True; only the final state is returned")
+    if use_gate_in_kernel:
+        g = _kda_gate(g, A_log, dt_bias, lower_bound)
+    return chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
+        cu_seqlens,
+    )
+
+
+def fused_recurrent_kda(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    A_log=None,
+    dt_bias=None,
+    scale=None,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    use_gate_in_kernel=False,
+    use_beta_sigmoid_in_kernel=False,
+    allow_neg_eigval=False,
+    lower_bound=None,
+    state_v_first=False,
+    cu_seqlens=None,
+):
+    """As chunk_kda()."""
+    return chunk_kda(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        lower_bound=lower_bound,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        A_log=A_log,
+        dt_bias=dt_bias,
     )

@@ -87,7 +87,8 @@ def test_names_of_flash_linear_attention():
 def delta_rule(q, k, v, g, beta, scale, state):
     o = []
     for t in range(q.shape[1]):
-        state = torch.exp(g[:, t])[..., None, None] * state
+        decay = torch.exp(g[:, t])
+        state = (decay[..., None] if g.ndim == 4 else decay[..., None, None]) * state
         update = beta[:, t, :, None] * (v[:, t] - torch.einsum("bhd,bhde->bhe", k[:, t], state))
         state = state + k[:, t, :, :, None] * update[:, :, None, :]
         o.append(scale * torch.einsum("bhd,bhde->bhe", q[:, t], state))
@@ -115,8 +116,33 @@ def test_gated_delta_rule_by_its_names():
     o, none = fla.chunk_gated_delta_rule(q, k, v, g, raw, None, None, False, True, True, True)
     torch.testing.assert_close(o, twice, rtol=1e-4, atol=1e-4)
     assert none is None
-    with pytest.raises(NotImplementedError, match="gk is given"):
-        fla.fused_recurrent_gated_delta_rule(q, k, v, g, gk=q)
+    with pytest.raises(NotImplementedError, match="gv is given"):
+        fla.fused_recurrent_gated_delta_rule(q, k, v, g, gv=q)
+
+
+def test_kda_by_its_names():
+    q, k, v = (x.detach() for x in operands(shared=1))
+    raw, beta, state = torch.randn(2, 70, 2, 8), torch.rand(2, 70, 2), torch.randn(2, 2, 8, 16)
+    a_log, bias = torch.randn(2), torch.randn(16)
+    gate = -a_log.exp().view(2, 1) * torch.nn.functional.softplus(raw + bias.view(2, 8))
+    bounded = -5 * torch.sigmoid(a_log.exp().view(2, 1) * (raw + bias.view(2, 8)))
+    unit = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)]
+    given = {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    inside = {**given, "use_gate_in_kernel": True, "A_log": a_log, "dt_bias": bias}
+    for wanted_gate, results in (
+        (gate, (fla.chunk_kda(q, k, v, gate, beta, **given), fla.fused_recurrent_kda(q, k, v, gate, beta, **given))),
+        (gate, (fla.chunk_kda(q, k, v, raw, beta, **inside), fla.fused_recurrent_kda(q, k, v, raw, beta, **inside))),
+        (bounded, (fla.chunk_kda(q, k, v, raw, beta, lower_bound=-5, safe_gate=True, **inside),)),
+        (gate, (fla.fused_recurrent_gated_delta_rule(q, k, v, None, gate, None, beta, **given),)),
+    ):
+        exact = delta_rule(*unit, v, wanted_gate, beta, 8**-0.5, state)
+        for got in results:
+            for x, wanted in zip(got, exact):
+                torch.testing.assert_close(x, wanted, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="A_log is None"):
+        fla.chunk_kda(q, k, v, raw, beta, use_gate_in_kernel=True)
+    with pytest.raises(NotImplementedError, match="return_intermediate_states is True"):
+        fla.chunk_kda(q, k, v, gate, beta, return_intermediate_states=True)
 
 
 @pytest.mark.parametrize("shared", [1, 2])

@@ -170,11 +170,11 @@ def gated_delta_rule(
     cu_seqlens: Array | None = None,
     out: Array | None = None,
 ):
-    """The gated delta rule: S = exp(g) (I - beta k k^T) S + beta k v^T, o = scale S^T q, from token to token of each sequence and head.
+    """The gated delta rule: S = (I - beta k k^T) exp(g) S + beta k v^T, o = scale S^T q, from token to token of each sequence and head.
 
     q, k: [batch, seqlen, heads of keys, dim], dim up to 128; v: [batch, seqlen, heads, values], of one dtype, f32, f16 or bf16; heads is a
     multiple of the heads of keys. beta: [batch, seqlen, heads], of that dtype or f32. g: f32, of that shape, at most 0; default: zeros, the
-    delta rule. scale: default dim^-0.5. initial_state: f32 [sequences, heads, dim, values]; default: zeros. return_final_state: also returns
+    delta rule. With g [batch, seqlen, heads, dim] each row of S decays by a gate of its own: Kimi Delta Attention. scale: default dim^-0.5. initial_state: f32 [sequences, heads, dim, values]; default: zeros. return_final_state: also returns
     the states after the last tokens. use_qk_l2norm_in_kernel: divides queries and keys by sqrt(|x|^2 + 1e-6). cu_seqlens: int32
     [sequences + 1], where each sequence begins; then batch is 1. PyTorch's autograd differentiates both results with respect to q, k, v,
     beta, g and initial_state by gated_delta_rule_backward().
