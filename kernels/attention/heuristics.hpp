@@ -94,6 +94,13 @@ constexpr AttentionConfig listed_config(HeadDims dims, TileUse use, int query_bl
   return c;
 }
 
+/// The same with columns, for blocks of `block` queries and keys.
+constexpr AttentionConfig columns_config(HeadDims dims, int block, int form) {
+  AttentionConfig c = listed_config(dims, TileUse::narrow, block, block, form | kColumns);
+  if (dims.head_dim == 128) c.queries_in_registers = false;  // beside them a block's first key does not fit the registers
+  return c;
+}
+
 /// With qv, on Hopper GPUs. Both queries and the blocks of keys and values fill the shared memory.
 constexpr AttentionConfig query_values_config(HeadDims dims, TileUse use, int form, const RuleTraits& rules = {}) {
   const auto [d, dv] = dims;

@@ -81,7 +81,8 @@ TW_INLINE void make_lists(auto& block, int most, const Of& lists_of, auto& count
 }
 
 /// Lists, for each tile of kRows queries, the blocks of kKeys keys that a mask selects and `causal`, the window and the sequence's end
-/// leave visible: see BlockList. Both sizes divide those of the mask's blocks.
+/// leave visible, from the last block to the first, so that blocks cut by a mask come before whole ones: see BlockList. Both sizes divide
+/// those of the mask's blocks.
 template <int kRows, int kKeys, int C = 256>
 struct ListKeyBlocks {
   static constexpr const char* source = "kernels/attention/key_blocks.tile.hpp";

@@ -94,7 +94,7 @@ struct QueryGradient {
           copy.vector(p.delta, slot.delta, w.head, sums0, w.q_batch);
         });
       }
-      const int kv_head = w.head / p.heads_per_kv, key0 = w.block(p, step) * BN;
+      const int kv_head = w.head / p.heads_per_kv, key0 = w.first_key(p, step);
       const auto put_keys = [&] {
         producer.put(memory.k, [&](auto copy, K& k) { copy.tile(p.k, k, w.k_row + key0, 0, kv_head, w.k_batch); });
       };
@@ -113,7 +113,7 @@ struct QueryGradient {
       if constexpr (kConfig.dropout != Use::never) dropout = Dropout::of(p.dropout, w.batch * p.q.size_i + w.head);
       const int whole_end = w.blocks - w.cut_first;
       for (int step = 0; step < w.blocks; ++step) {
-        const int key0 = w.block(p, step) * BN;
+        const int key0 = w.first_key(p, step);
         Scores scores, slopes, ds;
         Weights weights;
         K* k;

@@ -38,6 +38,13 @@ struct KeyBlocks {
   explicit operator bool() const { return of.mask != nullptr || of.indices != nullptr; }
 };
 
+/// Single keys that a call's tiles see besides the blocks in their lists: see Attention's Params.
+struct KeyColumns {
+  Tensor k, v;  ///< [batch, head, column, dim]; no elements: none
+  const std::int32_t* positions = nullptr;
+  int numbers = 0;  ///< positions of a tile
+};
+
 /// A checked call. Tensors are [batch, head, row, dim]; for packed sequences the batch is 1.
 struct AttentionCall {
   Tensor q, k, v, o;
@@ -69,6 +76,7 @@ struct AttentionCall {
   std::optional<int> diagonal = {};
 
   KeyBlocks blocks = {};
+  KeyColumns columns = {};
 
   // Dropout
   int kept = 256;  ///< of 256 weights
@@ -169,6 +177,13 @@ void fill_attention(auto& bind, P& p, const AttentionCall& call, int bn, BindUse
     bind(p.v, keys ? call.v : call.q, rows);
   bind(p.o, call.o);
   if constexpr (requires { p.qv; }) bind(p.qv, call.qv);
+  if constexpr (requires { p.column_k; }) {
+    const KeyColumns& columns = call.columns;
+    bind(p.column_k, columns.k.numel() > 0 ? columns.k : call.q, CopiedRows{bn});
+    bind(p.column_v, columns.v.numel() > 0 ? columns.v : call.q, CopiedRows{bn});
+    p.column_positions = columns.positions;
+    p.column_numbers = columns.numbers;
+  }
   bind(p.partial, call.partial.numel() > 0 ? &call.partial : nullptr);
   p.lse = call.lse;
   p.sink = call.sink;
@@ -321,6 +336,7 @@ void run_attention_gpu_as(const AttentionCall& call, const AttentionKernel& kern
   };
   if constexpr (sizeof(T) == 2 && sizeof...(User) == 0) {
     if (kernel.config.form & kQueryValues) return launch.template operator()<kQueryValues>();
+    if (kernel.config.form & kColumns) return launch.template operator()<kListed | kColumns>();
   }
   launch.template operator()<kEqualLengths>();
 }

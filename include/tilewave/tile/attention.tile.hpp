@@ -19,6 +19,9 @@ TW_INLINE constexpr int eight_bit_key(int n) { return n / 16 * 16 + n / 2 % 2 * 
 ///
 /// With kQueryValues S = scale (Q K^T + Qv V^T): a block of values arrives with its keys, and stays until it was added to the output.
 ///
+/// With kListed a tile sees the blocks of its list only, with kColumns also single keys, which were copied side by side: they arrive BN at
+/// a time after the blocks.
+///
 /// T is bf16, f16, f32 or fp8_e4m3; the output is of type `Result`. Tensor cores contract 8-bit operands along rows of memory only, so fp8
 /// values are transposed, [value_dim, keys], with the keys in the order of eight_bit_key().
 template <class T, AttentionConfig kConfig, class Rules, class Result = T>
@@ -66,7 +69,10 @@ struct Attention {
     static constexpr bool queries_back_early = kConfig.queries_back_early && !queries_in_registers;
     static constexpr bool maxima_first = kConfig.maxima_first, rules_in_halves = kConfig.rules_in_halves;
     using Work = AttentionWork<kConfig, Rules>;
-    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged, descaled = Work::descaled, listed = Work::listed;
+    static constexpr bool ragged = Work::ragged, split = Work::split, paged = Work::paged, descaled = Work::descaled, listed = Work::listed,
+                          columns = Work::columns;
+    /// Whether the last blocks may be cut.
+    static constexpr bool cut_at_end = Rules::lower || columns;
     /// Rules that change scores need them in the unit that the host knows. Otherwise the factor joins scale_log2.
     static constexpr bool descaled_before_rules = descaled && Rules::changing;
 
@@ -74,7 +80,14 @@ struct Attention {
       Global<Target, const T, Qv> qv;  ///< as q, [batch, head, row, DV]
     };
     struct NoQueryValues {};
-    struct Params : conditional<query_values, QueryValues, NoQueryValues> {
+    struct Columns {
+      Global<Target, const T, K> column_k;  ///< [batch, head, column, D]: the keys of each query head's columns
+      Global<Target, const T, V> column_v;
+      Integers column_positions;  ///< [list, tile, column_numbers]: the key that a column is, or one after the tile's last row to hide it
+      int column_numbers;
+    };
+    struct NoColumns {};
+    struct Params : conditional<query_values, QueryValues, NoQueryValues>, conditional<columns, Columns, NoColumns> {
       Global<Target, const T, Q> q;  ///< [batch, head, row, D]; batch is 1 for packed sequences
       Global<Target, const T, K> k;  ///< [batch, kv head, key, D], or [page, kv head, key in page, D]
       Global<Target, const T, V> v;
@@ -175,16 +188,24 @@ struct Attention {
       }
       // An entry of a list is read before the wait for a slot, not after it.
       if (step < w.blocks) {
-        const int b = w.block(p, step);
-        producer.put(memory.k, [&](auto copy, K& k) { load_block(copy, p, w, p.k, k, b, kv_head); });
+        const int key = w.first_key(p, step);
+        producer.put(memory.k, [&](auto copy, K& k) {
+          if constexpr (columns) {
+            if (w.of_columns(step)) return copy.tile(p.column_k, k, key, 0, w.head, w.batch);
+          }
+          load_block(copy, p, w, p.k, k, key, kv_head);
+        });
       }
       if (step >= values_lag) {
-        const int b = w.block(p, step - values_lag);
+        const int key = w.first_key(p, step - values_lag);
         producer.put(memory.v, [&](auto copy, V& v) {
+          if constexpr (columns) {
+            if (w.of_columns(step - values_lag)) return copy.tile(p.column_v, v, key, 0, w.head, w.batch);
+          }
           if constexpr (values_transposed)
-            copy.tile(p.v, v, 0, b * BN, kv_head, w.k_batch);
+            copy.tile(p.v, v, 0, key, kv_head, w.k_batch);
           else
-            load_block(copy, p, w, p.v, v, b, kv_head);
+            load_block(copy, p, w, p.v, v, key, kv_head);
         });
       }
     }
@@ -232,14 +253,13 @@ struct Attention {
       if (queries_back_early && step + 1 == w.blocks) release_queries(block, memory);
       if constexpr (!kHalves) {
         if (cut)
-          apply_rules<true, 0, BN>(block, p, w, w.block(p, step), scores, state);
+          apply_rules<true, 0, BN>(block, p, w, step, scores, state);
         else
-          apply_rules<false, 0, BN>(block, p, w, w.block(p, step), scores, state);
+          apply_rules<false, 0, BN>(block, p, w, step, scores, state);
         if (!maxima_first && (cut || step <= w.cut)) state.softmax.set_first_bases(block, scale_log2(p, state), scores);
       }
       const bool rescaled = state.softmax.add(block, scale_log2(p, state), scores, decay, [&](auto first, auto count) {
-        if constexpr (kHalves)
-          apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, w.block(p, step), scores, state);
+        if constexpr (kHalves) apply_rules<false, decltype(first)::value, decltype(count)::value>(block, p, w, step, scores, state);
       });
       if constexpr (kOutputUnder) wait_for_output(block, w, step - 1, memory, state);
       if constexpr (query_values) state.values = values;
@@ -250,7 +270,7 @@ struct Attention {
       if constexpr (kConfig.dropout != Use::never) {
         static_assert(!values_transposed, "weights of 8 bits are not dropped");
         const bool dropped = drops(kConfig, p);
-        if (dropped) mark_dropped(block, state.dropout, scores, w.first_row, w.block(p, step) * BN);
+        if (dropped) mark_dropped(block, state.dropout, scores, w.first_row, w.first_key(p, step));
         if (dropped || TW_ON_GPU)  // on a GPU the difference is one instruction, less than a branch
           convert_kept(block, weights, scores);
         else
@@ -275,15 +295,15 @@ struct Attention {
       if constexpr (maxima_first && TW_ON_GPU) {  // on the CPU a test costs less than a copy of the code
         for (; step < w.cut; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
         for (; step < whole_end; ++step) next<false>(block, p, w, step, false, memory, q, weights, state);
-        if constexpr (Rules::lower)
+        if constexpr (cut_at_end)
           for (; step < w.blocks; ++step) next<false>(block, p, w, step, true, memory, q, weights, state);
       } else {
-        const auto cut = [&](int n) { return n < w.cut || (Rules::lower && n >= whole_end); };
+        const auto cut = [&](int n) { return n < w.cut || (cut_at_end && n >= whole_end); };
         if constexpr (rules_in_halves) {
           for (; step <= w.cut && step < w.blocks; ++step) next<false>(block, p, w, step, cut(step), memory, q, weights, state);
           for (; step < whole_end; ++step) next<false, true>(block, p, w, step, false, memory, q, weights, state);
         }
-        if constexpr (!rules_in_halves || Rules::lower)
+        if constexpr (!rules_in_halves || cut_at_end)
           for (; step < w.blocks; ++step) next<false>(block, p, w, step, cut(step), memory, q, weights, state);
       }
     }
@@ -346,11 +366,10 @@ struct Attention {
       block.release(memory.q);
       if constexpr (query_values) block.release(memory.qv);
     }
-    /// Loads block `b` of a sequence's keys or values. For pages, the part after the sequence's end is loaded from its last key on; its
-    /// content does not matter.
+    /// Loads the block of a sequence's keys or values that begins with `key`. For pages, the part after the sequence's end is loaded from
+    /// its last key on; its content does not matter.
     template <class G, class S>
-    TW_INLINE static void load_block(auto& copy, const Params& p, const Work& w, const G& from, S& to, int b, int kv_head) {
-      const int key = b * BN;
+    TW_INLINE static void load_block(auto& copy, const Params& p, const Work& w, const G& from, S& to, int key, int kv_head) {
       if (paged && p.pages) {
         TW_NO_UNROLL
         for (int r = 0; r < BN; r += p.page_rows) {
@@ -367,9 +386,10 @@ struct Attention {
     TW_INLINE static V& take_values(auto& block, const Params& p, const Work& w, int n, Memory& memory) {
       V& v = block.take(memory.v);
       if constexpr (ragged || paged) {
-        // Of a list only the first entry can be the sequence's last block: the others are not read.
-        const int left = !listed || n == 0 ? w.seqlen_k - w.block(p, n) * BN : BN;
-        if (left < BN) block.zero_rows(v, left);
+        // A list is read only where it may have the sequence's last block: in its first entry, or with columns in those that rules cut.
+        const bool may_end = columns ? n >= w.blocks - w.cut_first && !w.of_columns(n) : !listed || n == 0;
+        const int left = may_end ? w.seqlen_k - w.first_key(p, n) : BN;
+        if (left < BN) block.zero_rows(v, max(left, 0));
       }
       return v;
     }
@@ -381,11 +401,14 @@ struct Attention {
       else
         return p.scale_log2;
     }
-    /// Applies the rules to kCount columns of block `b`'s scores, from kFirst on. Scores that a row must not see become -infinity.
+    /// Applies the rules to kCount columns of the n-th block's scores, from kFirst on. Scores that a row must not see become -infinity.
     template <bool kCut, int kFirst, int kCount>
-    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int b, Scores& scores,
+    TW_INLINE static void apply_rules(auto& block, const Params& p, const Work& w, int n, Scores& scores,
                                       [[maybe_unused]] const State& state) {
-      const int key0 = b * BN;
+      const int key0 = w.first_key(p, n);
+      if constexpr (kCut && columns) {
+        if (w.of_columns(n)) return hide_columns(block, p, w, key0, scores);
+      }
       if constexpr (descaled_before_rules) {
         const float factor = state.factor;
         // A GPU's kernel would need registers for the branch.
@@ -401,6 +424,13 @@ struct Attention {
           if (key0 + col >= w.seqlen_k) x = -kInfinity;
         });
       }
+    }
+    /// Hides the columns, from `first` on, that come after a row or are hidden from the tile.
+    TW_INLINE static void hide_columns(auto& block, const Params& p, const Work& w, int first, Scores& scores) {
+      const auto positions = p.column_positions + (w.positions + first);
+      block.for_each(scores, [&](int row, int col, auto& x) {
+        if (positions[col] > w.query_of(p, row)) x = -kInfinity;
+      });
     }
   };
 };

@@ -7,12 +7,13 @@ namespace tw {
 /// How a batch lies in memory, if not as [batch, head, row] in its own scale. A kernel contains only the code for its own form.
 enum AttentionForm {
   kEqualLengths = 0,
-  kRagged = 1,       ///< lengths and offsets of sequences are read from memory
-  kSplit = 2,        ///< rows are the queries of all heads that share keys, and several tiles split the keys of a sequence
-  kPaged = 4,        ///< a sequence's keys and values are in the pages of a table
-  kDescaled = 8,     ///< queries, keys and values are multiplied by factors in memory, one for each batch and key head
-  kListed = 16,      ///< a tile sees only the blocks of keys in its list, which another kernel wrote to memory
-  kQueryValues = 32  ///< a second query of each row is multiplied by the values, and added to the scores
+  kRagged = 1,        ///< lengths and offsets of sequences are read from memory
+  kSplit = 2,         ///< rows are the queries of all heads that share keys, and several tiles split the keys of a sequence
+  kPaged = 4,         ///< a sequence's keys and values are in the pages of a table
+  kDescaled = 8,      ///< queries, keys and values are multiplied by factors in memory, one for each batch and key head
+  kListed = 16,       ///< a tile sees only the blocks of keys in its list, which another kernel wrote to memory
+  kQueryValues = 32,  ///< a second query of each row is multiplied by the values, and added to the scores
+  kColumns = 64       ///< with kListed: a tile also sees single keys, which another kernel copied side by side for each query head
 };
 
 /// Whether a kernel contains something that a call may ask for.

@@ -54,13 +54,14 @@ struct PackedTile {
   static constexpr int numbers = 8;  ///< in an entry; the last two are unused
 };
 
-/// The list of a tile's blocks of keys: the index of each field. The numbers of the blocks follow, from the last block to the first, so
-/// that blocks cut by a mask come before whole ones.
+/// The list of a tile's blocks of keys: the index of each field. The blocks follow in the order in which they are computed: their numbers,
+/// or with kColumns their first keys, which need not be multiples of the block's size.
 struct BlockList {
   static constexpr int count = 0;      ///< blocks in the list
   static constexpr int cut = 1;        ///< the first ones, which rules cut
   static constexpr int cut_first = 2;  ///< the last ones, which rules cut
-  static constexpr int blocks = 4;     ///< index of the first block's number
+  static constexpr int columns = 3;    ///< kColumns: of the head's columns, the first ones that a row of the tile may see
+  static constexpr int blocks = 4;     ///< index of the first block
 };
 
 /// The entries [begin, end) of a list that one of several splits takes.
@@ -91,18 +92,27 @@ struct TileFactors {
 struct NoTileFactors {};
 /// A tile's list.
 struct ListPlace {
-  i64 first;  ///< index of the first block's number
+  i64 first;  ///< index of the first block
 };
 struct NoListPlace {};
+/// A tile's columns, single keys, come in blocks after those of its list.
+struct ColumnPlace {
+  int list_blocks;  ///< blocks before those of columns
+  i64 positions;    ///< index of the first column's position
+};
+struct NoColumnPlace {};
 
 /// The rows of a tile, and the blocks of keys that they see, from the last to the first. `p` are the Params of an Attention kernel, or
 /// those of them that the form needs.
 template <AttentionConfig kConfig, class Rules>
 struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors, NoTileFactors>,
-                       conditional<(kConfig.form & kListed) != 0, ListPlace, NoListPlace> {
+                       conditional<(kConfig.form & kListed) != 0, ListPlace, NoListPlace>,
+                       conditional<(kConfig.form & kColumns) != 0, ColumnPlace, NoColumnPlace> {
   static constexpr int BM = kConfig.rows, BN = kConfig.keys;
   static constexpr bool ragged = (kConfig.form & kRagged) != 0, split = (kConfig.form & kSplit) != 0, paged = (kConfig.form & kPaged) != 0,
-                        descaled = (kConfig.form & kDescaled) != 0, listed = (kConfig.form & kListed) != 0;
+                        descaled = (kConfig.form & kDescaled) != 0, listed = (kConfig.form & kListed) != 0,
+                        columns = (kConfig.form & kColumns) != 0;
+  static_assert(listed || !columns, "columns follow the blocks of a list");
 
   int batch, head, part;
   int first_row, rows;  ///< rows: the sequence's number of queries
@@ -163,12 +173,21 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     return w;
   }
 
-  /// The n-th block to be computed.
-  TW_INLINE int block(const auto& p, int n) const {
-    if constexpr (listed)
-      return p.lists[this->first + n];
+  /// The first key of the n-th block to be computed; of a block of columns, the number of its first column.
+  TW_INLINE int first_key(const auto& p, int n) const {
+    if constexpr (columns)
+      return n < this->list_blocks ? static_cast<int>(p.lists[this->first + n]) : (n - this->list_blocks) * BN;
+    else if constexpr (listed)
+      return p.lists[this->first + n] * BN;
     else
-      return last_block - n;
+      return (last_block - n) * BN;
+  }
+  /// Whether the n-th block is one of columns.
+  TW_INLINE bool of_columns([[maybe_unused]] int n) const {
+    if constexpr (columns)
+      return n >= this->list_blocks;
+    else
+      return false;
   }
   TW_INLINE int seqlen_q(const auto& p) const {
     if constexpr (split) return p.queries > 0 ? p.queries : rows;
@@ -252,7 +271,7 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     int tile = m;
     if constexpr (split) tile /= p.splits;
     const int n = q_batch * p.lists_of_batch + head / p.heads_per_list - p.first_list;
-    const i64 list = (static_cast<i64>(n) * p.list_tiles + tile) * p.list_numbers;
+    const i64 number = static_cast<i64>(n) * p.list_tiles + tile, list = number * p.list_numbers;
     const int count = p.lists[list + BlockList::count];
     ListShare share{0, count};
     if constexpr (split) share = ListShare::of(count, part, p.splits);
@@ -261,6 +280,13 @@ struct AttentionWork : conditional<(kConfig.form & kDescaled) != 0, TileFactors,
     blocks = share.end - share.begin;
     cut = share.among_first(p.lists[list + BlockList::cut]);
     cut_first = share.among_last(p.lists[list + BlockList::cut_first], count);
+    if constexpr (columns) {
+      this->list_blocks = blocks;
+      this->positions = number * p.column_numbers;
+      const int of_columns = ceil_div(p.lists[list + BlockList::columns], BN);
+      blocks += of_columns;
+      cut_first += of_columns;
+    }
   }
   TW_INLINE int head_in_tile(const auto& p, int row) const {
     return static_cast<int>(static_cast<u32>(min(first_row + row, rows - 1)) / static_cast<u32>(seqlen_q(p)));
