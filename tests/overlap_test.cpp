@@ -41,6 +41,7 @@
 #include "tilewave/swiglu.hpp"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
+#include "tilewave/vertical_slash.hpp"
 
 namespace tw::test {
 namespace {
@@ -565,6 +566,28 @@ std::vector<Operation> all_operations() {
                   {"scores", {2, 1, 70}, kF32, true},
                   {"seqlens", {2}, kI32}},
                  [](const Operands& t) { indexer_scores_paged(t[0], t[1], t[2], t[3], t[4], {.seqlens = &t[5]}); }});
+  all.push_back(
+      {"vertical_slash_attention",
+       {{"q", {1, 5, 2, 8}},
+        {"k", {1, 5, 1, 8}},
+        {"v", {1, 5, 1, 8}},
+        {"vertical", {1, 2, 3}, kI32},
+        {"slash", {1, 2, 3}, kI32},
+        {"o", {1, 5, 2, 8}, kF32, true},
+        {"seqlens", {1}, kI32},
+        {"lse", {1, 2, 5}, kF32, true}},
+       [](const Operands& t) { vertical_slash_attention(t[0], t[1], t[2], t[3], t[4], t[5], {.seqlens = &t[6], .lse = &t[7]}); }});
+  all.push_back({"vertical_slash_index",
+                 {{"vertical", {1, 2, 3}, kI32},
+                  {"slash", {1, 2, 3}, kI32},
+                  {"block_count", {1, 2, 2}, kI32, true},
+                  {"block_offset", {1, 2, 2, 3}, kI32, true},
+                  {"column_count", {1, 2, 2}, kI32, true},
+                  {"column_index", {1, 2, 2, 3}, kI32, true},
+                  {"seqlens", {1}, kI32}},
+                 [](const Operands& t) {
+                   vertical_slash_index(t[0], t[1], 100, {t[2], t[3], t[4], t[5]}, {.seqlens = &t[6]});
+                 }});
   all.push_back({"nsa_selected",
                  {{"q", {1, 5, 2, 8}},
                   {"k", {1, 5, 1, 8}},

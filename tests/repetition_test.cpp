@@ -51,6 +51,7 @@
 #include "tilewave/nsa.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/sparse_gemm.hpp"
+#include "tilewave/vertical_slash.hpp"
 
 namespace tw::test {
 namespace {
@@ -1080,6 +1081,38 @@ Case nsa_backward_case(std::int64_t group, std::int64_t dim) {
                                   {.block_size = kBlock, .stream = stream});
           },
           0.06f};  // sums of hundreds of tokens
+}
+
+/// Vertical-slash sparse attention: lists of unequal lengths, then columns.
+Case vertical_slash_case(int query_block, std::int64_t dim, bool seqlens) {
+  constexpr std::int64_t kTokens = 2048, kHeads = 4, kKvHeads = 2, kNumbers = 200;
+  std::mt19937_64 random = random_engine();
+  const auto numbers = [&] {
+    std::vector<std::int32_t> x(static_cast<std::size_t>(2 * kHeads * kNumbers));
+    for (std::int32_t& n : x) n = static_cast<std::int32_t>(random() % kTokens);
+    return Tensor::from(std::span<const std::int32_t>(x), {2, kHeads, kNumbers});
+  };
+  const std::vector<std::int32_t> lengths{1500, static_cast<std::int32_t>(kTokens)};
+  const SharedInputs in = std::make_shared<Inputs>(std::vector{
+      Tensor::random({2, kTokens, kHeads, dim}, DType::bf16, seed()), Tensor::random({2, kTokens, kKvHeads, dim}, DType::bf16, seed() + 1),
+      Tensor::random({2, kTokens, kKvHeads, dim}, DType::bf16, seed() + 2), numbers(), numbers(),
+      Tensor::from(std::span<const std::int32_t>(lengths), {2})});
+  return {tw::format("vertical-slash attention: blocks of {}, {} columns, seqlens {}", query_block, dim, seqlens),
+          {2, kTokens, kHeads, dim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            vertical_slash_attention(t[0], t[1], t[2], t[3], t[4], out,
+                                     {.query_block = query_block, .seqlens = seqlens ? &t[5] : nullptr, .stream = stream});
+          }};
+}
+
+TEST(Repetition, cuda_VerticalSlashAttention) {
+  skip_without_cuda();
+  std::vector<Case> cases;
+  for (const int query_block : {64, 128})
+    for (const std::int64_t dim : {64, 128}) cases.push_back(vertical_slash_case(query_block, dim, query_block == 64));
+  expect_all_repeatable(cases);
 }
 
 TEST(Repetition, cuda_NativeSparseAttention) {

@@ -43,6 +43,7 @@
 #include "tilewave/swiglu.hpp"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
+#include "tilewave/vertical_slash.hpp"
 
 namespace tw::test {
 namespace {
@@ -118,6 +119,9 @@ std::vector<StackCase> stack_cases() {
           {"indexer_scores", {9, 300}, DType::f32, [=](const Tensor& y) { indexer_scores(indexer_q, indexer_k, indexer_weights, y); }});
       const Tensor nsa_q = random_values({1, 70, 16, 128}, dtype), nsa_k = random_values({1, 70, 1, 128}, dtype);
       const Tensor blocks = Tensor::zeros({1, 70, 1, 2}, DType::i32), of_heads = random_values({1, 70, 16}, DType::f32);
+      const Tensor first = Tensor::zeros({1, 16, 2}, DType::i32);
+      all.push_back({"vertical_slash_attention", nsa_q.shape(), dtype,
+                     [=](const Tensor& y) { vertical_slash_attention(nsa_q, nsa_k, nsa_k, first, first, y); }});
       all.push_back({"nsa_selected", nsa_q.shape(), dtype, [=](const Tensor& y) { nsa_selected(nsa_q, nsa_k, nsa_k, blocks, y); }});
       all.push_back({"nsa_selected_backward", nsa_q.shape(), dtype, [=](const Tensor& y) {
                        const Tensor dk = Tensor::zeros(nsa_k.shape(), dtype), dv = Tensor::zeros(nsa_k.shape(), dtype);

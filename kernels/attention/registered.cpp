@@ -3,6 +3,7 @@
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/key_blocks.hpp"
 #include "kernels/attention/variants.hpp"
+#include "kernels/attention/vertical_slash.tile.hpp"
 
 // The kernels that are worth compiling ahead of time. Their names cost nothing; the analysis of a kernel is an instantiation for the
 // analysis target, which these have.
@@ -141,6 +142,20 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
                                          tw::format("attention{}_blocks_bf16_d128", form == 0 ? "" : "_decode")),
                                GpuTarget::cuda));
   }
+  specs.push_back(for_target(make_spec({type_of(Kernel{.dtype = DType::bf16,
+                                                       .rules = {.upper = true},
+                                                       .config = generic_config({128, 128}, kListed | kColumns, {}, shared_bytes)}),
+                                        "tilewave/tile/attention.tile.hpp", nullptr},
+                                       true, true, "attention_vertical_slash_bf16_d128"),
+                             GpuTarget::cuda));
+  for (const auto& [info, name] : {std::pair{kernel_info<PackSlashes>, "pack_slashes"},
+                                   {kernel_info<SortColumns>, "sort_columns"},
+                                   {kernel_info<CopyColumns<bf16>>, "copy_columns_bf16"},
+                                   {kernel_info<ListSlashBlocks>, "list_slash_blocks"},
+                                   {kernel_info<PlaceColumns>, "place_columns"},
+                                   {kernel_info<ListColumns>, "list_columns"},
+                                   {kernel_info<ClearUnused<bf16>>, "clear_unused_bf16"}})
+    specs.push_back(for_target(make_spec(info, true, true, name), GpuTarget::cuda));
   specs.push_back(for_target(make_spec(kernel_info<MarkBlocks>, true, true, "mark_blocks"), GpuTarget::cuda));
   specs.push_back(for_target(make_spec(kernel_info<ListKeyBlocks<64, 64>>, true, true, "list_key_blocks"), GpuTarget::cuda));
   specs.push_back(
