@@ -35,6 +35,7 @@
 #include "tilewave/tilewave.h"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
+#include "tilewave/vertical_slash.hpp"
 
 namespace tw::c_api {
 
@@ -126,6 +127,24 @@ class NsaGiven {
  private:
   tw_nsa_options given_;
   Given block_counts_, cu_seqlens_, cu_seqlens_k_, seqlens_, lse_;
+};
+
+/// The options of the functions of vertical-slash sparse attention.
+class VerticalSlashGiven {
+ public:
+  explicit VerticalSlashGiven(const tw_vertical_slash_options* options)
+      : given_(tw::c_api::known("options", options)), seqlens_("seqlens", given_.seqlens), lse_("lse", given_.lse) {}
+  tw::VerticalSlashOptions options(const tw::Stream& stream) const {
+    return {.query_block = given_.query_block == 0 ? 64 : given_.query_block,
+            .scale = given_.scale,
+            .seqlens = seqlens_.get(),
+            .lse = lse_.get(),
+            .stream = stream};
+  }
+
+ private:
+  tw_vertical_slash_options given_;
+  Given seqlens_, lse_;
 };
 
 /// Functions of one or two tensors with a stream as only option.
@@ -1298,6 +1317,29 @@ tw_status tw_nsa_combine(const tw_tensor* o, const tw_tensor* output0, const tw_
     const Given gates[] = {{"gate0", gate0}, {"gate1", gate1}, {"gate2", gate2}};
     tw::nsa_combine(out, {outputs[0].get(), outputs[1].get(), outputs[2].get()}, {gates[0].get(), gates[1].get(), gates[2].get()},
                     stream_of(out, cuda_stream));
+  });
+}
+
+tw_status tw_vertical_slash_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* vertical,
+                                      const tw_tensor* slash, const tw_tensor* o, const tw_vertical_slash_options* options,
+                                      void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("o", o);
+    const VerticalSlashGiven given(options);
+    tw::vertical_slash_attention(borrow("q", q), borrow("k", k), borrow("v", v), borrow("vertical", vertical), borrow("slash", slash), out,
+                                 given.options(stream_of(out, cuda_stream)));
+  });
+}
+
+tw_status tw_vertical_slash_index(const tw_tensor* vertical, const tw_tensor* slash, int64_t seqlen, const tw_tensor* block_count,
+                                  const tw_tensor* block_offset, const tw_tensor* column_count, const tw_tensor* column_index,
+                                  const tw_vertical_slash_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor counts = borrow("block_count", block_count), offsets = borrow("block_offset", block_offset),
+                     column_counts = borrow("column_count", column_count), indices = borrow("column_index", column_index);
+    const VerticalSlashGiven given(options);
+    tw::vertical_slash_index(borrow("vertical", vertical), borrow("slash", slash), seqlen, {counts, offsets, column_counts, indices},
+                             given.options(stream_of(counts, cuda_stream)));
   });
 }
 

@@ -42,6 +42,7 @@
 #include "tilewave/tilewave.h"
 #include "tilewave/topk.hpp"
 #include "tilewave/transpose.hpp"
+#include "tilewave/vertical_slash.hpp"
 
 namespace tw::test {
 namespace {
@@ -1321,6 +1322,49 @@ TEST(CInterface, SparseLatentAttention) {
   options.num_splits = 200;
   expect_refused(tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(poisoned({3, 4, 512}, DType::bf16)), &options, nullptr),
                  "num_splits is 200");
+}
+
+TEST(CInterface, VerticalSlashAttention) {
+  const Tensor q = Tensor::random({1, 150, 4, 64}, DType::bf16, 1), k = Tensor::random({1, 150, 2, 64}, DType::bf16, 2),
+               v = Tensor::random({1, 150, 2, 32}, DType::bf16, 3);
+  const Tensor vertical = integers({0, 9, 0, 100, 149, 3, 7, 7}, {1, 4, 2}), slash = integers({0, 70, 3, 1}, {1, 4, 1}),
+               seqlens = integers({140}, {1});
+  const Tensor lse = poisoned({1, 4, 150}, DType::f32), expected_lse = poisoned({1, 4, 150}, DType::f32);
+  const InC lse_in_c(lse), seqlens_in_c(seqlens);
+  tw_vertical_slash_options options = {};
+  options.struct_size = sizeof options;
+  options.query_block = 128;
+  options.scale = 0.1f;
+  options.seqlens = seqlens_in_c;
+  options.lse = lse_in_c;
+  VerticalSlashOptions expected{.query_block = 128, .scale = 0.1f, .seqlens = &seqlens, .lse = &expected_lse};
+  expect_same(
+      {1, 150, 4, 32}, DType::bf16,
+      [&](const Tensor& o) {
+        return tw_vertical_slash_attention(InC(q), InC(k), InC(v), InC(vertical), InC(slash), InC(o), &options, nullptr);
+      },
+      [&](const Tensor& o) { vertical_slash_attention(q, k, v, vertical, slash, o, expected); });
+  EXPECT_TRUE(same_bits(lse, expected_lse));
+  expect_same(
+      {1, 150, 4, 32}, DType::bf16,
+      [&](const Tensor& o) {
+        return tw_vertical_slash_attention(InC(q), InC(k), InC(v), InC(vertical), InC(slash), InC(o), nullptr, nullptr);
+      },
+      [&](const Tensor& o) { vertical_slash_attention(q, k, v, vertical, slash, o); });
+
+  const auto lists = [] {
+    return std::array{poisoned({1, 4, 2}, DType::i32), poisoned({1, 4, 2, 1}, DType::i32), poisoned({1, 4, 2}, DType::i32),
+                      poisoned({1, 4, 2, 2}, DType::i32)};
+  };
+  const auto got = lists(), wanted = lists();
+  const auto index = [&] {
+    return tw_vertical_slash_index(InC(vertical), InC(slash), 150, InC(got[0]), InC(got[1]), InC(got[2]), InC(got[3]), &options, nullptr);
+  };
+  EXPECT_OK(index());
+  vertical_slash_index(vertical, slash, 150, {wanted[0], wanted[1], wanted[2], wanted[3]}, expected);
+  for (std::size_t n = 0; n < got.size(); ++n) EXPECT_TRUE(same_bits(got[n], wanted[n])) << n;
+  options.query_block = 32;
+  expect_refused(index(), "query_block is 32");
 }
 
 TEST(CInterface, NativeSparseAttention) {

@@ -673,6 +673,26 @@ tw_status tw_nsa_select(const tw_tensor* q, const tw_tensor* k, const tw_tensor*
 tw_status tw_nsa_combine(const tw_tensor* o, const tw_tensor* output0, const tw_tensor* gate0, const tw_tensor* output1,
                          const tw_tensor* gate1, const tw_tensor* output2, const tw_tensor* gate2, void* cuda_stream);
 
+/* tw::VerticalSlashOptions. */
+typedef struct {
+  size_t struct_size;
+  int32_t query_block; /* 64 or 128; 0: 64 */
+  float scale;
+  const tw_tensor* seqlens; /* i32 [batch] */
+  const tw_tensor* lse;     /* output, f32 [batch, heads, seqlen] */
+} tw_vertical_slash_options;
+
+/* q, o: [batch, seqlen, heads, dim]; k, v: [batch, seqlen, kv_heads, dim]; vertical: i32 [batch, heads, columns]; slash: i32 [batch, heads,
+ * slashes]. */
+tw_status tw_vertical_slash_attention(const tw_tensor* q, const tw_tensor* k, const tw_tensor* v, const tw_tensor* vertical,
+                                      const tw_tensor* slash, const tw_tensor* o, const tw_vertical_slash_options* options,
+                                      void* cuda_stream);
+/* Lists, all i32: block_count, column_count: [batch, heads, blocks]; block_offset: [batch, heads, blocks, slashes]; column_index: [batch,
+ * heads, blocks, columns]. options->scale and options->lse are ignored. */
+tw_status tw_vertical_slash_index(const tw_tensor* vertical, const tw_tensor* slash, int64_t seqlen, const tw_tensor* block_count,
+                                  const tw_tensor* block_offset, const tw_tensor* column_count, const tw_tensor* column_index,
+                                  const tw_vertical_slash_options* options, void* cuda_stream);
+
 /* Speech to text: tilewave/speech.hpp in C, in the library tilewave_speech.
  *
  * Structures begin with their size, which the caller sets to sizeof the structure. Fields that are 0 have their default, so

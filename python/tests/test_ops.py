@@ -1166,6 +1166,47 @@ def test_nsa(random):
             call()
 
 
+def test_vertical_slash(random):
+    q, k, v = (normal(random, 1, 150, heads, dim) for heads, dim in ((4, 16), (2, 16), (2, 24)))
+    vertical = np.array([[[3, 149, 3, -1]] * 4], np.int32)
+    slash = np.array([[[0, 70], [0, 0], [140, 500], [1, 2]]], np.int32)
+    lists = ops.vertical_slash_index(vertical, slash, 150)
+    block_count, block_offset, column_count, column_index = lists
+    assert [x.shape for x in lists] == [(1, 4, 3), (1, 4, 3, 2), (1, 4, 3), (1, 4, 3, 4)]
+    # MInference's blocks of the last 64 queries, [128, 192): they end with end - distance, and grow by whole blocks.
+    assert [block_offset[0, h, 2, :n].tolist() for h, n in enumerate(block_count[0, :, 2])] == [[58, 128], [128], [0], [126, 190]]
+    assert [column_index[0, h, 2, :n].tolist() for h, n in enumerate(column_count[0, :, 2])] == [[3], [3], [149], [3]]
+    o, lse = ops.vertical_slash_attention(q, k, v, vertical, slash, return_lse=True)
+    seen = np.zeros((4, 150, 150), bool)
+    for h in range(4):
+        for i in range(150):
+            for first in block_offset[0, h, i // 64, : block_count[0, h, i // 64]]:
+                seen[h, i, first : first + 64] = True
+            seen[h, i, column_index[0, h, i // 64, : column_count[0, h, i // 64]]] = True
+    scores = np.where(seen & np.tri(150, dtype=bool), np.einsum("bihd,bjhd->bhij", q, k.repeat(2, 2)) / 4, -np.inf)[0]
+    most = np.maximum(scores.max(-1, keepdims=True), -1e30)
+    weights = np.exp(scores - most)
+    sums = weights.sum(-1, keepdims=True)
+    none = ~(seen & np.tri(150, dtype=bool)).any(-1)
+    assert none.any() and np.array_equal(np.isneginf(lse[0]), none)
+    close(lse[0][~none], (np.log(np.maximum(sums, 1e-30)) + most)[..., 0][~none], 1e-4)
+    close(o, np.einsum("hij,jhd->ihd", weights / np.maximum(sums, 1e-30), v[0].repeat(2, 1))[None], 1e-4)
+    out = np.zeros_like(o)
+    options = {"query_block": 128, "scale": 0.1, "seqlens": np.array([100], np.int32)}
+    assert ops.vertical_slash_attention(q, k, v, vertical, slash, **options, out=out) is out
+    assert out[0, :100].any() and not out[0, 100:].any()
+    for call, message in (
+        (lambda: ops.vertical_slash_attention(q[0], k, v, vertical, slash), "q has 3 dimensions"),
+        (lambda: ops.vertical_slash_attention(q, k, v, vertical[:, :2], slash), r"vertical is i32\[1, 2, 4\]"),
+        (lambda: ops.vertical_slash_attention(q, k, v, vertical, slash, query_block=0), "query_block is 0"),
+        (lambda: ops.vertical_slash_attention(q, k, v, vertical, slash, scale=0.0), "scale is 0.0"),
+        (lambda: ops.vertical_slash_index(vertical, slash[0], 150), "slash has 2 dimensions"),
+        (lambda: ops.vertical_slash_index(vertical, slash, -1), "seqlen is -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_indexer_scores(random):
     q, k = normal(random, 5, 20, 128).astype(np.float16), normal(random, 70, 128).astype(np.float16)
     weights = normal(random, 5, 20)

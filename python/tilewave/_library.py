@@ -181,6 +181,15 @@ class NsaSelectOptions(Options):
     ]
 
 
+class VerticalSlashOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("query_block", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, _TENSOR) for name in ("seqlens", "lse")),
+    ]
+
+
 class LinearAttentionOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -455,6 +464,8 @@ _FUNCTIONS = {
     "tw_nsa_compressed_backward": [_TENSOR] * 9 + [_OPTIONS],
     "tw_nsa_select": [_TENSOR] * 4 + [_OPTIONS],
     "tw_nsa_combine": [_TENSOR] * 7,
+    "tw_vertical_slash_attention": [_TENSOR] * 6 + [_OPTIONS],
+    "tw_vertical_slash_index": [_TENSOR] * 2 + [ctypes.c_int64] + [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention": [_TENSOR] * 4 + [_OPTIONS],
     "tw_linear_attention_step": [_TENSOR] * 5 + [_OPTIONS],
     "tw_linear_attention_backward": [_TENSOR] * 7 + [_OPTIONS],

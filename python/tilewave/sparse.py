@@ -1,8 +1,10 @@
-"""Block-sparse attention by the names and the order of arguments of published packages, on Tilewave's kernels, and masks of blocks from scores.
+"""Block-sparse and vertical-slash attention by the names and the order of arguments of published packages, on Tilewave's kernels.
 
     from tilewave.sparse import block_sparse_attn_func  # instead of block_sparse_attn (github.com/mit-han-lab/Block-Sparse-Attention)
     from tilewave.sparse import flash_attn_with_kvcache  # FlashAttention's, of the blocks that a mask or indices select
     from tilewave.sparse import top_k_blocks, threshold_blocks  # from SeerAttention-like gates or pooled scores to a mask
+    from tilewave.sparse import vertical_slash_sparse_attention  # instead of minference (github.com/microsoft/MInference)
+    from tilewave.sparse import estimate_vertical_slash  # MInference's choice of columns and slashes, from the last queries
 
 Tensors are PyTorch's. What is not supported raises NotImplementedError with the name of the argument.
 """
@@ -12,12 +14,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _arrays
-from .ops import block_sparse_attention, block_sparse_decode
+from .ops import block_sparse_attention, block_sparse_decode, vertical_slash_attention, vertical_slash_index
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["block_sparse_attn_func", "flash_attn_with_kvcache", "threshold_blocks", "top_k_blocks"]
+__all__ = [
+    "block_sparse_attn_func",
+    "convert_vertical_slash_indexes",
+    "estimate_vertical_slash",
+    "flash_attn_with_kvcache",
+    "threshold_blocks",
+    "top_k_blocks",
+    "vertical_slash_sparse_attention",
+]
 
 _BLOCK = 128
 
@@ -197,3 +207,122 @@ def threshold_blocks(scores: torch.Tensor, threshold: float, *, causal: bool = F
     """A mask of the blocks of keys whose scores are larger than a threshold: as top_k_blocks()."""
     visible = _visible(scores, causal)
     return _dense_rows((scores > threshold) & visible, visible, dense_last)
+
+
+def _one_block(block_size_m, block_size_n):
+    if block_size_m != block_size_n:
+        raise NotImplementedError(f"block_size_M is {block_size_m} and block_size_N {block_size_n}; they must be equal, 64 or 128")
+    return block_size_m
+
+
+def _lists(name, x):
+    """int32 and contiguous, as the kernels read them. Numbers that do not fit are not a key or a distance either way."""
+    if x.dim() != 3:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have 3 dimensions")
+    return x.clamp(-1, 2**31 - 1).int().contiguous() if x.dtype == _torch(x).int64 else x.int().contiguous()
+
+
+def vertical_slash_sparse_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    v_idx: torch.Tensor,
+    s_idx: torch.Tensor,
+    block_size_M: int = 64,
+    block_size_N: int = 64,
+    *,
+    softmax_scale: float | None = None,
+    seqlens: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """MInference's causal attention, [batch, heads, seqlen, head_dim], of the columns v_idx, [batch, heads, columns], and the slashes s_idx,
+    [batch, heads, slashes], distances of queries and keys. Both of any integer type and in any order.
+
+    key and value may have fewer heads, by which query's are divided. block_size_M, block_size_N: 64 as in MInference, or 128: more keys beside
+    the slashes, computed faster. seqlens: int32 [batch], tokens of each sequence, the first ones; others give 0. Gives o, and with
+    return_lse lse: float32 [batch, heads, seqlen]. It has no gradient.
+    """
+    _torch(query)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have 4 dimensions")
+    o = vertical_slash_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        _lists("v_idx", v_idx),
+        _lists("s_idx", s_idx),
+        query_block=_one_block(block_size_M, block_size_N),
+        scale=softmax_scale,
+        seqlens=seqlens,
+        return_lse=return_lse,
+    )
+    return (o[0].transpose(1, 2), o[1]) if return_lse else o.transpose(1, 2)
+
+
+def convert_vertical_slash_indexes(
+    seqlens: torch.Tensor | None,
+    vertical_indexes: torch.Tensor,
+    slash_indexes: torch.Tensor,
+    context_size: int,
+    block_size_M: int = 64,
+    block_size_N: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """MInference's lists (block_count, block_offset, column_count, column_index) of each block of block_size_M queries, of [batch, heads, any]
+    columns and slashes. Where MInference's are defined, these are the same; the inputs need not be sorted or distinct, columns after the last
+    block are there, and slashes may all be longer than the context."""
+    _torch(vertical_indexes)
+    return vertical_slash_index(
+        _lists("vertical_indexes", vertical_indexes),
+        _lists("slash_indexes", slash_indexes),
+        context_size,
+        query_block=_one_block(block_size_M, block_size_N),
+        seqlens=seqlens,
+    )
+
+
+def estimate_vertical_slash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    vertical_size: int,
+    slash_size: int,
+    *,
+    last_queries: int = 64,
+    first_columns: int = 30,
+    first_distances: int = 30,
+    softmax_scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """MInference's choice (v_idx, s_idx) for vertical_slash_sparse_attention(), int32 [batch, heads, vertical_size] and [batch, heads,
+    slash_size], both at most seqlen.
+
+    The last queries attend to all keys, with a causal mask: the columns are those with the largest sums of weights over these queries, the
+    slashes those with the largest sums over a diagonal. The diagonal of distance d is that of query seqlen - last_queries + r and key
+    seqlen - last_queries + r - d for all r that have one. The first columns and the first distances are always chosen, as many of them as
+    there is room for. query: [batch, heads, seqlen, head_dim]; key: [batch, kv_heads, seqlen, head_dim].
+    """
+    torch = _torch(query)
+    for name, x in (("query", query), ("key", key)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have 4 dimensions")
+    for name, size in (("vertical_size", vertical_size), ("slash_size", slash_size), ("last_queries", last_queries)):
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be 1 or more")
+    (batch, heads, seqlen, head_dim), kv_heads = query.shape, key.shape[1]
+    if heads % kv_heads or key.shape[2] != seqlen:
+        raise ValueError(f"key has shape {tuple(key.shape)}; its heads must divide query's, {heads}, and its seqlen be {seqlen}")
+    rows = min(last_queries, seqlen)
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    visible = torch.ones(rows, seqlen, dtype=torch.bool, device=query.device).tril(seqlen - rows)
+    columns, slashes = [], []
+    for of_query, of_key in zip(query[:, :, seqlen - rows :].chunk(kv_heads, 1), key.split(1, 1)):  # scores of one head of keys at a time
+        scores = (of_query.float() @ of_key.float().transpose(2, 3)) * scale
+        weights = scores.masked_fill(~visible, -float("inf")).softmax(-1)
+        of_columns = weights.sum(2)
+        # Rows with one column more than `shifted` has: row r begins r columns later, so that a column is a diagonal, the largest distance first.
+        shifted = torch.nn.functional.pad(weights, (rows - 1, 0)).contiguous()
+        of_diagonals = shifted.as_strided(weights.shape, (*shifted.stride()[:2], shifted.shape[-1] + 1, 1)).sum(2).flip(-1)
+        of_columns[..., :first_columns] = float("inf")
+        of_diagonals[..., :first_distances] = float("inf")
+        columns.append(of_columns.topk(min(vertical_size, seqlen), -1).indices.int())
+        slashes.append(of_diagonals.topk(min(slash_size, seqlen), -1).indices.int())
+    return torch.cat(columns, 1), torch.cat(slashes, 1)

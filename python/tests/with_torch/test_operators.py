@@ -87,6 +87,13 @@ def cases():
     yield "mla_sparse-without-lse", lambda a, c, i: ops.mla_sparse(a, c, i, num_splits=2), (half(2, 4, 576), half(40, 576), lists)
     append = lambda a, b, c, n: ops.mla_append(a, b, c, seqlens=n)  # noqa: E731
     yield "mla_append", append, (half(2, 3, 512), half(2, 3, 64), half(2, 40, 576), torch.tensor([4, 20], dtype=torch.int32))
+    of_slashes = half(1, 100, 4, 16), half(1, 100, 2, 16), half(1, 100, 2, 24), *torch.randint(0, 100, (2, 1, 4, 5), dtype=torch.int32)
+    slashes = lambda a, b, c, v, s, n: ops.vertical_slash_attention(  # noqa: E731
+        a, b, c, v, s, query_block=128, seqlens=n, return_lse=True
+    )
+    yield "vertical_slash_attention", slashes, (*of_slashes, torch.tensor([80], dtype=torch.int32))
+    yield "vertical_slash_attention-plain", lambda *a: ops.vertical_slash_attention(*a, scale=0.1), of_slashes
+    yield "vertical_slash_index", lambda v, s: ops.vertical_slash_index(v, s, 100), of_slashes[3:]
     codes = [normal(*shape).to(torch.float8_e4m3fn) for shape in ((3, 16, 128), (40, 128))]
     ranges = torch.tensor([[0, 5, 30], [40, 6, 9]], dtype=torch.int32)
     indexer = lambda a, b, w, s, r: ops.indexer_scores(a, b, w, k_scale=s, starts=r[0], ends=r[1])  # noqa: E731

@@ -150,6 +150,81 @@ def test_masks_from_scores():
     assert sparse.threshold_blocks(torch.ones(1, 3), 0, causal=True).tolist() == [[True] * 3]
 
 
+def merged(vertical, slash, begin, size, seqlen):
+    """MInference's blocks and columns of the `size` queries from `begin` on, by its serial merge."""
+    ranges = []
+    for distance in sorted({d for d in slash if 0 <= d < min(seqlen, begin + size)}, reverse=True):
+        last = max(begin + size - distance, size)
+        if not ranges or last > ranges[-1][1] + size:
+            ranges.append([last - size, last])
+        elif last > ranges[-1][1]:
+            ranges[-1][1] += size
+    held = lambda column: any(first <= column < last for first, last in ranges)  # noqa: E731
+    columns = [c for c in sorted(set(vertical)) if 0 <= c < min(seqlen, begin + size) and not held(c)]
+    return [key for first, last in ranges for key in range(first, last, size)], columns
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("device", DEVICES)
+def test_vertical_slash_sparse_attention(size, device):
+    torch.manual_seed(5)
+    seqlen, heads = 333, 4
+    q, k, v = (normal(1, h, seqlen, 64, device=device) for h in (heads, 2, 2))
+    v_idx = torch.randint(0, seqlen, (1, heads, 12), device=device)
+    s_idx = torch.randint(0, seqlen, (1, heads, 6), device=device)
+    s_idx[:, 0, 0], v_idx[:, 0, 1] = 0, 1 << 40
+    lists = sparse.convert_vertical_slash_indexes(None, v_idx, s_idx, seqlen, size, size)
+    seen = torch.zeros(1, heads, seqlen, seqlen, dtype=torch.bool)
+    for h in range(heads):
+        for i in range(-(-seqlen // size)):
+            blocks, columns = merged(v_idx[0, h].tolist(), s_idx[0, h].tolist(), i * size, size, seqlen)
+            counts, offsets, column_counts, indices = (x[0, h, i] for x in lists)
+            assert offsets.tolist() == blocks + [0] * (6 - len(blocks)) and counts == len(blocks)
+            assert indices.tolist() == columns + [0] * (12 - len(columns)) and column_counts == len(columns)
+            for key in blocks:
+                seen[0, h, i * size : i * size + size, key : key + size] = True
+            seen[0, h, i * size : i * size + size, columns] = True
+    wanted, wanted_lse = reference(*(x.transpose(1, 2) for x in (q, k, v)), seen.to(device), True)
+    o, lse = sparse.vertical_slash_sparse_attention(q, k, v, v_idx, s_idx, size, size, return_lse=True)
+    close(o, wanted.transpose(1, 2))
+    close(lse, wanted_lse)
+    close(sparse.vertical_slash_sparse_attention(q, k, v, v_idx.clamp(max=seqlen).int(), s_idx.int(), size, size), o, 0.1)
+    seqlens = torch.tensor([100], dtype=torch.int32, device=device)
+    cut = sparse.vertical_slash_sparse_attention(q, k, v, v_idx, s_idx, size, size, seqlens=seqlens)
+    close(cut[:, :, :100], wanted.transpose(1, 2)[:, :, :100])
+    assert not cut[:, :, 100:].any()
+
+
+@pytest.mark.parametrize("seqlen", [40, 300])
+@pytest.mark.parametrize("device", DEVICES)
+def test_estimate_vertical_slash(seqlen, device):
+    torch.manual_seed(6)
+    q, k = (normal(2, h, seqlen, 64, device=device) for h in (4, 2))
+    v_idx, s_idx = sparse.estimate_vertical_slash(q, k, 35, 37)
+    rows = min(64, seqlen)
+    for b in range(2):
+        for h in range(4):
+            scores = q[b, h, seqlen - rows :].double() @ k[b, h // 2].double().T / 8
+            columns, distances = torch.zeros(seqlen, dtype=torch.double), torch.zeros(seqlen, dtype=torch.double)
+            for r in range(rows):
+                own = seqlen - rows + r
+                weights = scores[r, : own + 1].softmax(-1).cpu()
+                columns[: own + 1] += weights
+                distances[: own + 1] += weights.flip(-1)
+            for got, sums in ((v_idx[b, h], columns), (s_idx[b, h], distances)):
+                size = 35 if sums is columns else 37
+                assert got.shape[0] == size and len(set(got.tolist())) == size and set(range(30)) <= set(got.tolist())
+                # The others are the largest ones, but for rounding.
+                least = sums[30:].sort(descending=True).values[size - 31]
+                assert (sums[got.long().cpu()[got.long().cpu() >= 30]] >= least - 1e-4).all()
+    # A whole estimate is dense attention.
+    all_v, all_s = sparse.estimate_vertical_slash(q, k, 10**6, 10**6)
+    assert all_v.shape == all_s.shape == (2, 4, seqlen)
+    whole = sparse.vertical_slash_sparse_attention(q, k, k, all_v, all_s)
+    wanted, _ = reference(*(x.transpose(1, 2) for x in (q, k, k)), torch.ones(1, 1, seqlen, seqlen, dtype=torch.bool, device=device), True)
+    close(whole, wanted.transpose(1, 2))
+
+
 def test_what_is_not_supported_is_refused():
     cu = torch.tensor([0, 100], dtype=torch.int32)
     q = normal(100, 2, 64)
@@ -174,6 +249,19 @@ def test_what_is_not_supported_is_refused():
         sparse.flash_attn_with_kvcache(q[None, :1], q[None], q[None], q[None], q[None])
     with pytest.raises(ValueError, match="k is -1"):
         sparse.top_k_blocks(torch.ones(2, 2), -1)
+    x, numbers = normal(1, 2, 100, 64), torch.zeros(1, 2, 3, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="block_size_M is 64 and block_size_N 128"):
+        sparse.vertical_slash_sparse_attention(x, x, x, numbers, numbers, 64, 128)
+    with pytest.raises(ValueError, match=r"v_idx has shape \(2, 3\)"):
+        sparse.vertical_slash_sparse_attention(x, x, x, numbers[0], numbers)
+    with pytest.raises(ValueError, match=r"key has shape \(2, 100, 64\)"):
+        sparse.vertical_slash_sparse_attention(x, x[0], x, numbers, numbers)
+    with pytest.raises(NotImplementedError, match="vertical_slash_attention"):
+        sparse.vertical_slash_sparse_attention(x.clone().requires_grad_(), x, x, numbers, numbers).sum().backward()
+    with pytest.raises(ValueError, match="slash_size is 0"):
+        sparse.estimate_vertical_slash(x, x, 30, 0)
+    with pytest.raises(ValueError, match=r"key has shape \(1, 2, 99, 64\)"):
+        sparse.estimate_vertical_slash(x, x[:, :, 1:], 30, 30)
 
 
 def test_operators_are_registered_correctly():
@@ -188,3 +276,8 @@ def test_operators_are_registered_correctly():
     torch.library.opcheck(torch.ops.tilewave.block_sparse_attention_backward.default, arguments)
     decode = (q.detach()[:, :1], k.detach(), v.detach(), mask, None, None, 128, *(None,) * 4, 0, None, False, -1, -1, 0.0, None, None, True)
     torch.library.opcheck(torch.ops.tilewave.block_sparse_decode.default, decode)
+    lists = torch.randint(0, 100, (2, 1, 2, 5), dtype=torch.int32)
+    for return_lse in (False, True):
+        slashes = (q.detach(), k.detach(), v.detach(), *lists, torch.tensor([80], dtype=torch.int32), 64, None, return_lse)
+        torch.library.opcheck(torch.ops.tilewave.vertical_slash_attention.default, slashes)
+    torch.library.opcheck(torch.ops.tilewave.vertical_slash_index.default, (*lists, None, 100, 128))

@@ -43,6 +43,7 @@ from .recurrences import (
 )
 from .rows import argmax, hadamard, layer_norm, reduce, rms_norm, rope, rope_table, softmax, topk
 from .sparse import block_sparse_gemm, compress_2_4, decompress_2_4, prune_2_4, sparse_gemm, sparse_linear
+from .vertical_slash import vertical_slash_attention, vertical_slash_index
 
 __all__ = [
     "add",
@@ -130,4 +131,6 @@ __all__ = [
     "topk",
     "transpose",
     "unpack_ternary",
+    "vertical_slash_attention",
+    "vertical_slash_index",
 ]
