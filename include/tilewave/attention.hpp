@@ -110,8 +110,8 @@ struct AttentionBackwardOptions {
   const Tensor* d_sink = nullptr;  ///< output, f32 [heads]: the gradient of forward.sink
   /// Output, f32 or of the mask's dtype, of the mask's shape, contiguous: the gradient of forward.mask, which must be one that is added. An
   /// element is the sum over all scores to which the mask's element was added, always in the same order; it is 0 where none of them is
-  /// visible, and beyond the lengths of packed sequences. Not with forward.blocks. It takes two more products for each score. A mask with
-  /// few elements has few tiles, each of which is the work of one SM.
+  /// visible, and beyond the lengths of packed sequences. Not with forward.blocks. It takes two more products for each score. An SM
+  /// computes a tile of the mask, so a small mask occupies few SMs.
   const Tensor* d_mask = nullptr;
   bool deterministic = false;  ///< the same inputs give the same bits, on a GPU too, where this takes longer: see attention_backward()
 };

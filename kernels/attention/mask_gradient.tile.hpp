@@ -87,7 +87,7 @@ struct MaskedScores {
   }
   /// The blocks of a sequence in all heads.
   TW_INLINE int count_of(const auto& p, int batch) const { return heads * blocks(p, sequence(p, batch)).count(); }
-  /// The tile's, less those of which the rules hide all scores.
+  /// The blocks of the tile in which the rules leave scores visible.
   TW_INLINE Blocks blocks(const auto& p, const Sequence& s) const {
     constexpr Blocks kNone{};
     QueryRange queries{0, s.seqlen_q};

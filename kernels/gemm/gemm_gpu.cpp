@@ -41,10 +41,11 @@ Config tile_of(const Call& call, const Problem& problem) {
   if (call.tile) return *call.tile;
   const int chosen = call.config >= 0 ? call.config : choose_config(problem);
   const std::vector<Config> all = configs(problem.generic_shared);
-  require(chosen < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(chosen)], problem),
-          "gemm: config is {}; it must be below {}, have at most 128 columns where beta or a residual is not all that is added, with B "
-          "stored [K, N] a multiple of 64, and be for the operands' type and the activation",
-          chosen, all.size());
+  require(
+      chosen < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(chosen)], problem),
+      "gemm: config is {}; it must be below {}, have at most 128 columns where beta or a residual is not all that is added and 192 where "
+      "it is, with B stored [K, N] a multiple of 64, and be for the operands' type and the activation",
+      chosen, all.size());
   return all[static_cast<std::size_t>(chosen)];
 }
 

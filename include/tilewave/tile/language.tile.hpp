@@ -61,7 +61,7 @@
 //   static constexpr int teams         how many teams the warpgroups of a Hopper GPU form (default 1). A team computes whole tiles, in turn
 //                                      with the others: it stores its tile while they multiply. Accumulators are then TeamFragments, and
 //                                      ring(memory) returns the kernel's only ring; every step fills one of its slots
-//   outbox(memory)                     returns the kernel's Outbox, of which it has at most one
+//   outbox(memory)                     returns the kernel's Outbox, if it has one
 //   static constexpr bool waits        whether tiles wait for what other tiles announce: all blocks of the launch then run at once
 //   static constexpr bool moves_registers  with one warpgroup that computes: the role that loads gives registers to it, as always with
 //                                      more. For kernels with min_blocks whose accumulators exceed an even share
