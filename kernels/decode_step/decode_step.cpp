@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kSource = "kernels/decode_step/decode_step.tile.hpp";
 
 std::string type_of(const Kernel& k) {
-  return tw::format("tw::kernels::decode_step::DecodeStep<{}, {}, {}, {}, {}>", element_name(k.dtype), k.head_dim, k.group, kMostSequences,
+  return tw::format("tw::kernels::decode_step::DecodeStep<{}, {}, {}, {}, {}>", element_name(k.dtype), k.head_dim, k.group, k.sequences,
                     k.stages);
 }
 
@@ -27,7 +27,8 @@ template <DType dtype>
 void run_as(const Decoder& decoder, const Step& step, const Stream& stream) {
   static KernelTable<Kernel> table(type_of, kSource);
   const Launch launch(decoder, step, device_info(stream.device()).units, stream);
-  const Kernel kernel{.dtype = dtype, .head_dim = decoder.head_dim, .group = decoder.heads / decoder.kv_heads};
+  const Kernel kernel{
+      .dtype = dtype, .head_dim = decoder.head_dim, .group = decoder.heads / decoder.kv_heads, .sequences = room_for(launch.sequences)};
   // The layout of Params is that of any kernel of the dtype.
   using Params = typename HostKernel<Kernel{.dtype = dtype}>::template On<sm_90a::Target<>>::Params;
   detail::launch_named<Params>(table[kernel], stream, launch.grid(), [&](auto& bind, auto& p) { launch.bind_to(bind, p); });
@@ -61,7 +62,8 @@ Analysis analyze_shape(const ShapeValues& shape) {
   const int sequences = shape.integer("sequences"), length = shape.integer("length"), layers = shape.integer("layers");
   const int hidden = shape.integer("hidden"), intermediate = shape.integer("intermediate"), vocabulary = shape.integer("vocabulary");
   const int heads = shape.integer("heads"), kv_heads = heads / kRegistered.group, dim = kRegistered.head_dim;
-  require(sequences > 0 && sequences <= kMostSequences, "decode_step: sequences is {}; allowed: 1 to {}", sequences, kMostSequences);
+  require(sequences > 0 && sequences <= kRegistered.sequences, "decode_step: sequences is {}; allowed: 1 to {}", sequences,
+          kRegistered.sequences);
   require(layers > 0 && heads > 0 && heads % kRegistered.group == 0,
           "decode_step: layers is {} and heads {}; allowed: 1 or more, and multiples of {}", layers, heads, kRegistered.group);
   require(hidden > 0 && hidden % 128 == 0 && intermediate > 0 && intermediate % 128 == 0 && vocabulary > 0 && vocabulary % 8 == 0,

@@ -11,7 +11,7 @@
 namespace tw::kernels::decode_step {
 
 /// The most sequences of a step: with more, a launch for each operation is as fast.
-inline constexpr int kMostSequences = 8;
+inline constexpr int kMostSequences = 16;
 inline constexpr int kPageTokens = 64;
 
 /// A decoder. Weights are of one 16-bit dtype, [out, in] and contiguous, those of all layers one after the other.

@@ -150,7 +150,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   Stream stream() const { return Stream::standard(device); }
   std::mt19937_64 random = random_engine();
 
-  template <int head_dim, int group>
+  template <int head_dim, int group, int room = 8>
   void check(Case c) {
     c.head_dim = head_dim;
     c.group = group;
@@ -229,9 +229,9 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       EXPECT_EQ(supports(decoder, c.sequences(), stream()), stream().target() == GpuTarget::sm_90a);
       run_on_gpu(decoder, step);
     } else if (dtype == DType::bf16) {
-      run_on_cpu<{.dtype = DType::bf16, .head_dim = head_dim, .group = group, .stages = 3}>(decoder, step);
+      run_on_cpu<{.dtype = DType::bf16, .head_dim = head_dim, .group = group, .sequences = room, .stages = 3}>(decoder, step);
     } else {
-      run_on_cpu<{.dtype = DType::f16, .head_dim = head_dim, .group = group, .stages = 2}>(decoder, step);
+      run_on_cpu<{.dtype = DType::f16, .head_dim = head_dim, .group = group, .sequences = room, .stages = 2}>(decoder, step);
     }
 
     const Outcome reference = decode(c, n, [](double y) { return y; });
@@ -320,6 +320,7 @@ TEST_P(DecodeStepOn, ManySplitsAreCorrect) {
 TEST_P(DecodeStepOn, SequencesOfUnequalLengthsAreCorrect) {
   check<64, 2>({.lengths = {5, 0, 130, 64, 63}, .kv_heads = 3, .hidden = 640, .intermediate = 128, .layers = 3});
   check<128, 4>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 2304});
+  check<64, 2, 16>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64, 130, 5, 63, 32, 31, 200}, .hidden = 640});
 }
 
 }  // namespace

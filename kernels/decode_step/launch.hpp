@@ -18,13 +18,16 @@ namespace tw::kernels::decode_step {
 struct Kernel {
   DType dtype = DType::bf16;
   int head_dim = 128;
-  int group = 4;  ///< query heads for each head of keys
+  int group = 4;      ///< query heads for each head of keys
+  int sequences = 8;  ///< that it has room for
   int stages = 6;
   auto operator<=>(const Kernel&) const = default;
 };
+/// Kernel::sequences for a step of so many.
+constexpr int room_for(int sequences) { return sequences <= 8 ? 8 : kMostSequences; }
 /// The same kernel as a type.
 template <Kernel k>
-using HostKernel = DecodeStep<ElementOf<k.dtype>, k.head_dim, k.group, kMostSequences, k.stages>;
+using HostKernel = DecodeStep<ElementOf<k.dtype>, k.head_dim, k.group, k.sequences, k.stages>;
 
 /// A view of rows of weights in groups of 8, [groups of `apart` rows, K / 128, apart, 128], from which a slot gets two groups.
 inline Tensor in_panels(const Tensor& weight, std::int64_t apart) {
