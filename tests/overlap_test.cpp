@@ -612,6 +612,17 @@ std::vector<Operation> all_operations() {
                   {"dk", {1, 5, 1, 8}, kF32, true},
                   {"dv", {1, 5, 1, 8}, kF32, true}},
                  [](const Operands& t) { nsa_selected_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]); }});
+  all.push_back({"mla_sparse_backward",
+                 {{"q", {2, 2, 576}, bf16},
+                  {"kv", {3, 576}, bf16},
+                  {"indices", {2, 2}, kI32},
+                  {"o", {2, 2, 512}, bf16},
+                  {"lse", {2, 2}},
+                  {"d_o", {2, 2, 512}, bf16},
+                  {"dq", {2, 2, 576}, bf16, true},
+                  {"dkv", {3, 576}, bf16, true},
+                  {"topk_length", {2}, kI32}},
+                 [](const Operands& t) { mla_sparse_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], {.topk_length = &t[8]}); }});
   all.push_back({"mla_append",
                  {{"latent", {2, 1, 512}, bf16},
                   {"rotary", {2, 1, 64}, bf16},

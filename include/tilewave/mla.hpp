@@ -90,6 +90,28 @@ struct MlaSparseOptions {
 /// nothing written; CompileError, DeviceError.
 void mla_sparse(const Tensor& q, const Tensor& kv, const Tensor& indices, const Tensor& o, const MlaSparseOptions& options = {});
 
+/// Options of mla_sparse_backward(). All tensors are on the device of q, and contiguous.
+struct MlaSparseBackwardOptions {
+  const Tensor* topk_length = nullptr;  ///< i32 [tokens]: as MlaSparseOptions::topk_length
+  float scale = 0;                      ///< softmax scale; 0: 1 / sqrt(576)
+  bool deterministic = false;           ///< on a GPU: add to a row of dkv in the order of tokens and entries, which takes longer
+  std::optional<Stream> stream = {};    ///< default: the device's standard stream
+};
+
+/// Gradients of mla_sparse() with respect to q and kv, where kv is one matrix of bf16 or f16 and there is no sink. That of a row of kv is
+/// the gradient of the key, with that of the value added to its first 512 columns, summed over all entries of all lists that name it.
+///
+/// `q`, `kv` [kv_tokens, 576], `indices`, options: those of the forward call. `o`, `lse`: its results. `d_o`: the gradient of o, of its
+/// shape. `dq`: output, of q's shape and dtype; `dkv`: output, of kv's shape, contiguous, in f32 or of kv's dtype. The last dimension of
+/// all is contiguous; on a GPU 16-byte aligned rows are fast. Scores are computed again from q, kv and lse. Weights, the gradients of
+/// scores and what is added to a row of dkv are rounded to q's dtype, sums are in f32. Rows of kv that no list names have a gradient of 0,
+/// as have queries that see no key.
+///
+/// Takes memory of 128 MB, or of one token's list if that is more, and of dkv in f32. Enqueues and returns (on the CPU: done when it
+/// returns). The last bits of dkv vary from run to run unless options.deterministic. Throws as mla_sparse().
+void mla_sparse_backward(const Tensor& q, const Tensor& kv, const Tensor& indices, const Tensor& o, const Tensor& lse, const Tensor& d_o,
+                         const Tensor& dq, const Tensor& dkv, const MlaSparseBackwardOptions& options = {});
+
 /// Options of mla_append(). Integer tensors are i32. All tensors are on the device of the cache.
 struct MlaAppendOptions {
   const Tensor* seqlens = nullptr;      ///< [batch]: tokens of each sequence before this call; null: none

@@ -110,6 +110,9 @@ const SparseCase kSparseGpuCases[] = {{"sparse-prefill-q4096-h128-top2048-of-819
                                       {"sparse-decode-b128-h128-top2048", 128, 1, 128, 2048, 8192},
                                       {"sparse-decode-b128-h128-top2048-fp8", 128, 1, 128, 2048, 8192, true},
                                       {"sparse-decode-b2-h128-top2048", 2, 1, 128, 2048, 32768}};
+/// Gradients, of 5 products.
+const SparseCase kBackwardGpuCases[] = {{"sparse-backward-q4096-h128-top2048-of-8192", 1, 4096, 128, 2048, 8192}};
+const SparseCase kBackwardCpuCases[] = {{"sparse-backward-b4-h16-top256", 4, 1, 16, 256, 1024}};
 const SparseCase kSparseCpuCases[] = {{"sparse-decode-b4-h16-top256", 4, 1, 16, 256, 1024}};
 
 /// A cache of sequences * kv_tokens_each tokens.
@@ -121,7 +124,7 @@ Tensor random_cache(const SparseCase& c, Device device, const Stream& stream) {
   return cache;
 }
 
-void run_sparse_case(Run& run, const SparseCase& c) {
+void run_sparse_case(Run& run, const SparseCase& c, bool backward = false) {
   const DType dtype = DType::bf16;
   if (!run.wants("mla", c.name, dtype)) return;
   const Stream& stream = run.stream();
@@ -142,9 +145,18 @@ void run_sparse_case(Run& run, const SparseCase& c) {
   const Tensor indices = on_device(lists, {tokens, c.topk}, device);
   const Tensor q = random_normal({tokens, c.heads, kMlaKeyDim}, dtype, device, 3);
   const Tensor o = Tensor::poisoned({tokens, c.heads, kMlaLatentDim}, dtype, stream);
+  const Tensor lse = Tensor::poisoned({tokens, c.heads}, DType::f32, stream), d_o = random_normal(o.shape(), dtype, device, 4),
+               dq = Tensor::poisoned(q.shape(), dtype, stream), dkv = Tensor::poisoned(cache.shape(), DType::f32, stream);
+  if (backward) mla_sparse(q, cache, indices, o, {.lse = &lse, .stream = stream});
   stream.synchronize();
-  const auto launch = [&] { mla_sparse(q, cache, indices, o, {.stream = stream}); };
-  const double flops = 2 * static_cast<double>(tokens * c.topk * c.heads * (kMlaKeyDim + kMlaLatentDim));
+  const auto launch = [&] {
+    if (backward)
+      mla_sparse_backward(q, cache, indices, o, lse, d_o, dq, dkv, {.stream = stream});
+    else
+      mla_sparse(q, cache, indices, o, {.stream = stream});
+  };
+  const std::int64_t columns = backward ? 3 * kMlaKeyDim + 2 * kMlaLatentDim : kMlaKeyDim + kMlaLatentDim;
+  const double flops = 2 * static_cast<double>(tokens * c.topk * c.heads * columns);
   const bool on_gpu = device.is_cuda();
   const Mode mode = on_gpu ? flops < 3e10 ? Mode::graph : Mode::hot : Mode::one_thread;
   Record record;
@@ -164,10 +176,12 @@ const Family mla_family{
       if (run.options().device.is_cuda()) {
         for (const MlaCase& c : kMlaGpuCases) run_mla_case(run, c);
         for (const SparseCase& c : kSparseGpuCases) run_sparse_case(run, c);
+        for (const SparseCase& c : kBackwardGpuCases) run_sparse_case(run, c, true);
       } else {
         const OneThread one;
         for (const MlaCase& c : kMlaCpuCases) run_mla_case(run, c);
         for (const SparseCase& c : kSparseCpuCases) run_sparse_case(run, c);
+        for (const SparseCase& c : kBackwardCpuCases) run_sparse_case(run, c, true);
       }
     }};
 
