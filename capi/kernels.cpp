@@ -1210,6 +1210,22 @@ tw_status tw_mla_sparse(const tw_tensor* q, const tw_tensor* kv, const tw_tensor
   });
 }
 
+tw_status tw_mla_sparse_backward(const tw_tensor* q, const tw_tensor* kv, const tw_tensor* indices, const tw_tensor* o,
+                                 const tw_tensor* lse, const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dkv,
+                                 const tw_mla_sparse_backward_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dq", dq);
+    const auto given = tw::c_api::known("options", options);
+    const Given topk_length("topk_length", given.topk_length);
+    tw::mla_sparse_backward(borrow("q", q), borrow("kv", kv), borrow("indices", indices), borrow("o", o), borrow("lse", lse),
+                            borrow("d_o", d_o), out, borrow("dkv", dkv),
+                            {.topk_length = topk_length.get(),
+                             .scale = given.scale,
+                             .deterministic = given.deterministic != 0,
+                             .stream = stream_of(out, cuda_stream)});
+  });
+}
+
 tw_status tw_indexer_scores(const tw_tensor* q, const tw_tensor* k, const tw_tensor* weights, const tw_tensor* scores,
                             const tw_indexer_options* options, void* cuda_stream) {
   return guard([&] {

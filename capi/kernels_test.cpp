@@ -1322,6 +1322,25 @@ TEST(CInterface, SparseLatentAttention) {
   options.num_splits = 200;
   expect_refused(tw_mla_sparse(InC(q), InC(kv), InC(indices), InC(poisoned({3, 4, 512}, DType::bf16)), &options, nullptr),
                  "num_splits is 200");
+
+  const Tensor o = poisoned({3, 4, 512}, DType::bf16), d_o = Tensor::random({3, 4, 512}, DType::bf16, 9);
+  tw::mla_sparse(q, kv, indices, o, {.topk_length = &lengths, .scale = 0.1f, .lse = &lse});
+  tw_mla_sparse_backward_options backward = {};
+  backward.struct_size = sizeof backward;
+  backward.topk_length = lengths_in_c;
+  backward.scale = 0.1f;
+  backward.deterministic = 1;
+  const Tensor dkv = poisoned(kv.shape(), DType::bf16), expected_dkv = poisoned(kv.shape(), DType::bf16);
+  expect_same(
+      q.shape(), DType::bf16,
+      [&](const Tensor& dq) {
+        return tw_mla_sparse_backward(InC(q), InC(kv), InC(indices), InC(o), InC(lse), InC(d_o), InC(dq), InC(dkv), &backward, nullptr);
+      },
+      [&](const Tensor& dq) {
+        tw::mla_sparse_backward(q, kv, indices, o, lse, d_o, dq, expected_dkv,
+                                {.topk_length = &lengths, .scale = 0.1f, .deterministic = true});
+      });
+  EXPECT_TRUE(same_bits(dkv, expected_dkv));
 }
 
 TEST(CInterface, VerticalSlashAttention) {

@@ -591,6 +591,20 @@ typedef struct {
 tw_status tw_mla_sparse(const tw_tensor* q, const tw_tensor* kv, const tw_tensor* indices, const tw_tensor* o,
                         const tw_mla_sparse_options* options, void* cuda_stream);
 
+/* tw::MlaSparseBackwardOptions. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* topk_length; /* i32 [tokens] */
+  float scale;                  /* softmax scale; 0: 1 / sqrt(576) */
+  int32_t deterministic;        /* 1: the same bits in every run */
+} tw_mla_sparse_backward_options;
+
+/* q, kv [kv_tokens, 576], indices: those of tw_mla_sparse; o, lse: its results. Outputs: dq, of q's shape; dkv, of kv's shape, in f32 or of
+ * kv's dtype. */
+tw_status tw_mla_sparse_backward(const tw_tensor* q, const tw_tensor* kv, const tw_tensor* indices, const tw_tensor* o,
+                                 const tw_tensor* lse, const tw_tensor* d_o, const tw_tensor* dq, const tw_tensor* dkv,
+                                 const tw_mla_sparse_backward_options* options, void* cuda_stream);
+
 /* tw::MlaAppendOptions. */
 typedef struct {
   size_t struct_size;

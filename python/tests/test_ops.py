@@ -1124,6 +1124,34 @@ def test_mla_sparse(random):
             call()
 
 
+def test_mla_sparse_backward(random):
+    q, kv, d_o = (normal(random, *shape).astype(np.float16) for shape in ((3, 4, 576), (10, 576), (3, 4, 512)))
+    indices, lengths = np.array([[3, -1, 8, 3], [0, 50, 6, 1], [2, 2, 2, 4]], np.int32), np.array([4, 3, 0], np.int32)
+    o, lse = ops.mla_sparse(q, kv, indices, topk_length=lengths, scale=0.05, return_lse=True)
+    dq, dkv = ops.mla_sparse_backward(q, kv, indices, o, lse, d_o, topk_length=lengths, scale=0.05, deterministic=True)
+    wanted_dq, wanted_dkv = np.zeros((3, 4, 576)), np.zeros((10, 576))
+    for i, rows in enumerate([[3, 8, 3], [0, 6]]):
+        k = exact(kv[rows])
+        scores = exact(q[i]) @ k.T * 0.05
+        weights = np.exp(scores - exact(lse[i])[:, None])
+        products = exact(d_o[i]) @ k[:, :512].T
+        ds = 0.05 * weights * (products - (exact(d_o[i]) * exact(o[i])).sum(-1, keepdims=True))
+        wanted_dq[i] = ds @ k
+        for n, row in enumerate(rows):
+            wanted_dkv[row] += ds[:, n] @ exact(q[i])
+            wanted_dkv[row, :512] += weights[:, n] @ exact(d_o[i])
+    assert dq.dtype == dkv.dtype == np.float16
+    close(dq, wanted_dq, 2e-3)
+    close(dkv, wanted_dkv, 2e-3)
+    for call, part in [
+        (lambda: ops.mla_sparse_backward(q, kv[None], indices, o, lse, d_o), r"kv is f16\[1, 10, 576\]"),
+        (lambda: ops.mla_sparse_backward(q, kv, indices, o, lse, d_o, scale=0.0), "scale is 0.0"),
+        (lambda: ops.mla_sparse_backward(q, kv, indices, o, lse, d_o, topk_length=lengths[:2]), r"topk_length is i32\[2\]"),
+    ]:
+        with pytest.raises(ValueError, match=part):
+            call()
+
+
 def reference_indexer(q, k, weights, scale):
     """[queries, keys] in float64."""
     products = np.maximum(np.einsum("qhd,kd->qkh", exact(q), exact(k)), 0)

@@ -137,6 +137,15 @@ class MlaSparseOptions(Options):
     ]
 
 
+class MlaSparseBackwardOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("topk_length", _TENSOR),
+        ("scale", ctypes.c_float),
+        ("deterministic", ctypes.c_int32),
+    ]
+
+
 class MlaAppendOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -455,6 +464,7 @@ _FUNCTIONS = {
     "tw_attention_decode": [_TENSOR] * 4 + [_OPTIONS] * 2,
     "tw_mla_decode": [_TENSOR] * 3 + [_OPTIONS],
     "tw_mla_sparse": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_mla_sparse_backward": [_TENSOR] * 8 + [_OPTIONS],
     "tw_mla_append": [_TENSOR] * 3 + [_OPTIONS],
     "tw_indexer_scores": [_TENSOR] * 4 + [_OPTIONS],
     "tw_indexer_scores_paged": [_TENSOR] * 5 + [_OPTIONS],

@@ -130,6 +130,30 @@ def test_indices_of_a_cache(device, fp8):
     torch.testing.assert_close(lse.transpose(1, 2).flatten(0, 1).double(), wanted_lse, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_flash_mla_sparse_fwd(device):
+    torch.manual_seed(3)
+    q, kv, d_out = (torch.randn(*shape, device=device).bfloat16() for shape in ((5, 4, 576), (12, 1, 576), (5, 4, 512)))
+    q.requires_grad_(), kv.requires_grad_()
+    lists = torch.randint(-1, 14, (5, 1, 9), dtype=torch.int32, device=device)
+    lengths = torch.tensor([9, 4, 1, 9, 6], dtype=torch.int32, device=device)
+    out, max_logits, lse = flash_mla.flash_mla_sparse_fwd(q, kv, lists, 0.05, topk_length=lengths)
+    assert not max_logits.requires_grad and not lse.requires_grad
+    got = torch.autograd.grad(out, (q, kv), d_out)
+    exact_q, exact_kv = (x.detach().double().requires_grad_() for x in (q, kv))
+    rows = [[n for n in lists[i, 0, : lengths[i]].tolist() if 0 <= n < 12] for i in range(5)]
+    outs = [
+        (0.05 * exact_q[i] @ exact_kv[n, 0].T).softmax(-1) @ exact_kv[n, 0, :512] if n else torch.zeros(4, 512, device=device).double()
+        for i, n in enumerate(rows)
+    ]
+    wanted = torch.autograd.grad(torch.stack(outs), (exact_q, exact_kv), d_out.double())
+    for x, y in zip(got, wanted):
+        assert x.dtype == torch.bfloat16
+        torch.testing.assert_close(x.double(), y, atol=2e-2 * y.abs().max().item(), rtol=2e-2)
+    with pytest.raises(NotImplementedError, match="sink is given"):
+        flash_mla.flash_mla_sparse_fwd(q, kv, lists, 0.05, attn_sink=torch.zeros(4, device=device))[0].sum().backward()
+
+
 def test_unsupported():
     lengths = torch.tensor([3], dtype=torch.int32)
     q, cache, table = torch.zeros(1, 1, 4, 576), torch.zeros(1, 64, 2, 576), torch.zeros(1, 1, dtype=torch.int32)

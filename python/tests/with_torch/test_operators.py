@@ -85,6 +85,8 @@ def cases():
     sparse = lambda a, c, i, s: ops.mla_sparse(a, c, i, sink=s, return_lse=True, return_max_logits=True)  # noqa: E731
     yield "mla_sparse", sparse, (half(2, 4, 576), half(40, 576), lists, normal(4))
     yield "mla_sparse-without-lse", lambda a, c, i: ops.mla_sparse(a, c, i, num_splits=2), (half(2, 4, 576), half(40, 576), lists)
+    backward = lambda a, c, i, r, n, g: ops.mla_sparse_backward(a, c, i, r, n, g, deterministic=True)  # noqa: E731
+    yield "mla_sparse_backward", backward, (half(2, 4, 576), half(40, 576), lists, half(2, 4, 512), normal(2, 4), half(2, 4, 512))
     append = lambda a, b, c, n: ops.mla_append(a, b, c, seqlens=n)  # noqa: E731
     yield "mla_append", append, (half(2, 3, 512), half(2, 3, 64), half(2, 40, 576), torch.tensor([4, 20], dtype=torch.int32))
     of_slashes = half(1, 100, 4, 16), half(1, 100, 2, 16), half(1, 100, 2, 24), *torch.randint(0, 100, (2, 1, 4, 5), dtype=torch.int32)

@@ -13,7 +13,7 @@ from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swig
 from .indexer import indexer_scores, indexer_scores_paged
 from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
 from .mamba2 import mamba2, mamba2_backward, mamba2_step
-from .mla import mla_append, mla_decode, mla_sparse
+from .mla import mla_append, mla_decode, mla_sparse, mla_sparse_backward
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .nsa import nsa_combine, nsa_compressed, nsa_compressed_backward, nsa_select, nsa_selected, nsa_selected_backward
 from .products import (
@@ -100,6 +100,7 @@ __all__ = [
     "mla_append",
     "mla_decode",
     "mla_sparse",
+    "mla_sparse_backward",
     "moe_combine",
     "moe_dispatch",
     "moe_dispatch_fp8",

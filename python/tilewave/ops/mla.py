@@ -6,11 +6,12 @@ Arrays are NumPy's, PyTorch's or DLPack's, on the CPU or on CUDA, all on one dev
 from __future__ import annotations
 
 from .. import _arrays, _dispatch, _library
-from .._arrays import Array, tensor
-from .._operators import define
+from .._arrays import Array, optional, tensor
+from .._operators import Gradient, define
 
 _mla_decode = _library.bind("tw_mla_decode", out="o")
 _mla_sparse = _library.bind("tw_mla_sparse", out="o")
+_mla_sparse_backward = _library.bind("tw_mla_sparse_backward")
 _mla_append = _library.bind("tw_mla_append")
 
 LATENT_DIM, KEY_DIM = 512, 576
@@ -97,11 +98,13 @@ def mla_sparse(
 
     With `return_lse` the result is (o, lse), with `return_max_logits` (o, max_logits), with both (o, lse, max_logits). Both are f32
     [tokens, heads]: the natural logarithm of the sum of exp(logit), without the sink, and the largest logit, scale q k. Where a query sees
-    no key, o is 0 and these are -inf. out: o's memory. There is no gradient.
+    no key, o is 0 and these are -inf. out: o's memory. PyTorch's autograd differentiates o, without a sink, with respect to q and a kv of two
+    dimensions, by mla_sparse_backward(); deterministic, if PyTorch is asked for deterministic algorithms.
     """
     if _dispatch.through_operator(q, kv):
+        needs_lse = return_lse or _dispatch.needs_gradients(q, kv)
         o, lse, max_logits = _dispatch.compiled_ops().mla_sparse(
-            q, kv, indices, topk_length, scale, sink, num_splits, return_lse, return_max_logits
+            q, kv, indices, topk_length, scale, sink, num_splits, needs_lse, return_max_logits
         )
         o = _dispatch.into(out, o)
     else:
@@ -127,6 +130,38 @@ def mla_sparse(
         _mla_sparse(of_q, of_kv, of_indices, tensor("out", o, written=True), _library.byref(options), _arrays.stream(q))
     asked = [result for result, wanted in ((lse, return_lse), (max_logits, return_max_logits)) if wanted]
     return (o, *asked) if asked else o
+
+
+def mla_sparse_backward(
+    q: Array,
+    kv: Array,
+    indices: Array,
+    o: Array,
+    lse: Array,
+    d_o: Array,
+    *,
+    topk_length: Array | None = None,
+    scale: float | None = None,
+    deterministic: bool = False,
+) -> tuple[Array, Array]:
+    """Gradients (dq, dkv) of mla_sparse(), whose results are o and lse, without a sink. d_o is the gradient of o.
+
+    kv: [kv_tokens, 576]. A row's gradient is that of the key, with that of the value added to its first 512 columns, summed in f32 over all
+    entries of the lists that name it. deterministic: in the same order in every run.
+    """
+    if _dispatch.through_operator(q, kv, d_o):
+        return _dispatch.compiled_ops().mla_sparse_backward(q, kv, indices, o, lse, d_o, topk_length, scale, deterministic)
+    if scale is not None and not float(scale) > 0:
+        raise ValueError(f"scale is {scale}; it must be positive")
+    names = ("q", "kv", "indices", "o", "lse", "d_o")
+    inputs = [tensor(name, x) for name, x in zip(names, (q, kv, indices, o, lse, d_o))]
+    gradients = _arrays.empty(q, q.shape), _arrays.empty(kv, kv.shape)
+    outputs = [tensor(name, x, written=True) for name, x in zip(("dq", "dkv"), gradients)]
+    options = _library.MlaSparseBackwardOptions(
+        topk_length=optional("topk_length", topk_length), scale=0.0 if scale is None else float(scale), deterministic=deterministic
+    )
+    _mla_sparse_backward(*inputs, *outputs, _library.byref(options), _arrays.stream(q))
+    return gradients
 
 
 def mla_append(
@@ -223,11 +258,45 @@ def _fake_mla_sparse(q, kv, indices, topk_length, scale, sink, num_splits, retur
     return q.new_empty((tokens, heads, LATENT_DIM)), *results
 
 
+def _keep_mla_sparse(ctx, inputs, output):
+    q, kv, indices, topk_length, ctx.scale, sink, *_ = inputs
+    ctx.has_sink = sink is not None
+    ctx.save_for_backward(q, kv, indices, topk_length, *output[:2])
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients_mla_sparse(ctx, d_o, *_):
+    q, kv, indices, topk_length, o, lse = ctx.saved_tensors
+    if ctx.has_sink:
+        raise NotImplementedError("sink is given; mla_sparse() has gradients without a sink")
+    if kv.dim() != 2 or kv.dtype != q.dtype:
+        given = f"kv is {kv.dtype} with shape {tuple(kv.shape)}"
+        raise NotImplementedError(f"{given}; mla_sparse() has gradients for [kv_tokens, 576] of q's dtype")
+    deterministic = _dispatch.deterministic_algorithms()
+    gradients = _dispatch.compiled_ops().mla_sparse_backward(
+        q, kv, indices, o, lse, d_o.contiguous(), topk_length, ctx.scale, deterministic
+    )
+    return (*gradients, *[None] * 7)
+
+
 define(
     "mla_sparse(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, float? scale, Tensor? sink, SymInt num_splits, "
     "bool return_lse, bool return_max_logits) -> (Tensor, Tensor, Tensor)",
     _operator_mla_sparse,
     _fake_mla_sparse,
+    Gradient(_keep_mla_sparse, _gradients_mla_sparse),
+)
+
+
+def _operator_mla_sparse_backward(q, kv, indices, o, lse, d_o, topk_length, scale, deterministic):
+    return mla_sparse_backward(q, kv, indices, o, lse, d_o, topk_length=topk_length, scale=scale, deterministic=deterministic)
+
+
+define(
+    "mla_sparse_backward(Tensor q, Tensor kv, Tensor indices, Tensor o, Tensor lse, Tensor d_o, Tensor? topk_length, float? scale, "
+    "bool deterministic) -> (Tensor, Tensor)",
+    _operator_mla_sparse_backward,
+    lambda q, kv, *_: (q.new_empty(q.shape), kv.new_empty(kv.shape)),
 )
 
 
