@@ -144,6 +144,8 @@ def flash_mla_sparse_fwd(
 
     max_logits is the largest sm_scale q k, and lse the natural logarithm of the sum of exp(sm_scale q k), as in FlashMLA since it has
     attn_sink; before that it returned both times log2(e). Where a token sees no key, out is 0, max_logits -inf and, as in FlashMLA, lse +inf.
+
+    Without attn_sink out is differentiable with respect to q and kv: see ops.mla_sparse_backward().
     """
     if d_v != _VALUE_DIM:
         raise NotImplementedError(f"d_v is {d_v}; tilewave supports only {_VALUE_DIM}")
