@@ -161,6 +161,13 @@ const Bytes kBytes[] = {
     // q, k, dO, the inverse, two vectors of each chunk; a state's gradient of each chunk, Y, and the initial state's gradient.
     {"gated_delta", "gated_delta_state_gradients_bf16", "seqlen=128,heads=1,dim=128", 3 * 32768 + 2 * 8192 + 1024,
      2 * 32768 + 32768 + 65536, 3 * 32768 + 2 * 8192 + 1024},
+    // Two operands with decays, v, the inverse, two vectors of each chunk; a state of each chunk and U.
+    {"gated_delta", "gated_delta_states_channels_bf16", "seqlen=128,heads=1,dim=128", 3 * 32768 + 2 * 8192 + 2 * 768, 2 * 32768 + 32768,
+     3 * 32768 + 2 * 8192 + 2 * 768},
+    // Three operands with decays, dO, the inverse, P, two vectors of each chunk; a state's gradient of each chunk, Y, and the initial
+    // state's gradient.
+    {"gated_delta", "gated_delta_state_gradients_channels_bf16", "seqlen=128,heads=1,dim=128", 4 * 32768 + 4 * 8192 + 2 * 768,
+     2 * 32768 + 32768 + 65536, 4 * 32768 + 4 * 8192 + 2 * 768},
     {"rope", "rope_bf16_8x32", "batch=2,seqlen=5,heads=10,dim=64", 12800 + 20 * 128, 12800, 12800 + 5 * 128},
     {"rope", "rope_interleaved_bf16_16x64", "seqlen=5,heads=10,dim=64", 6400 + 5 * 128, 6400, 6400 + 5 * 128},
     {"rope", "rope_table_f32", "seqlen=5,dim=64", 0, 1280, 0},

@@ -519,21 +519,23 @@ Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim,
 }
 
 /// The gradient with respect to q, k or v, of two heads for each of q and k.
-Case gated_delta_backward_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, std::size_t gradient) {
+Case gated_delta_backward_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, std::size_t gradient, bool channels) {
   const Shape keys{2, seqlen, heads, dim}, values{2, seqlen, 2 * heads, dim}, of_tokens{2, seqlen, 2 * heads};
+  const Shape gates = channels ? values : of_tokens;
   std::vector<Tensor> host{Tensor::random(keys, DType::bf16, seed()),       Tensor::random(keys, DType::bf16, seed() + 1),
                            Tensor::random(values, DType::bf16, seed() + 2), Tensor::random(values, DType::bf16, seed() + 3),
-                           Tensor::empty(of_tokens, DType::bf16),           Tensor::empty(of_tokens, DType::f32)};
+                           Tensor::empty(of_tokens, DType::bf16),           Tensor::empty(gates, DType::f32)};
   std::fill_n(host[4].data<bf16>(), host[4].numel(), bf16(0.5f));
   std::fill_n(host[5].data<float>(), host[5].numel(), -0.02f);
   const auto in = std::make_shared<Inputs>(std::move(host));
   const Shape shape = gradient == 2 ? values : keys;
-  return {tw::format("gated_delta_rule_backward: {} tokens, {} heads of {}, gradient {}", seqlen, heads, dim, gradient), shape, DType::bf16,
-          [=](const Tensor& out, const Stream& stream) {
+  return {tw::format("gated_delta_rule_backward: {} tokens, {} heads of {}, gradient {}, gates of channels {}", seqlen, heads, dim,
+                     gradient, channels),
+          shape, DType::bf16, [=](const Tensor& out, const Stream& stream) {
             const std::vector<Tensor>& t = in->on(stream.device());
             Tensor to[3];
             for (std::size_t i = 0; i < 3; ++i) to[i] = i == gradient ? out : Tensor::empty(i == 2 ? values : keys, DType::bf16, stream);
-            const Tensor d_beta = Tensor::empty(of_tokens, DType::bf16, stream), dg = Tensor::empty(of_tokens, DType::f32, stream);
+            const Tensor d_beta = Tensor::empty(of_tokens, DType::bf16, stream), dg = Tensor::empty(gates, DType::f32, stream);
             gated_delta_rule_backward(t[0], t[1], t[2], t[4], t[3], to[0], to[1], to[2], d_beta,
                                       {.g = &t[5], .normalise_qk = true, .dg = &dg, .stream = stream});
           }};
@@ -553,8 +555,8 @@ TEST(Repetition, cuda_Recurrences) {
     for (const bool channels : {false, true}) {
       for (const std::int64_t seqlen : {64, 200}) cases.push_back(gated_delta_case(seqlen, 4, dim, false, channels));
       cases.push_back(gated_delta_case(4, 4, dim, true, channels));
+      for (const std::size_t gradient : {0, 1, 2}) cases.push_back(gated_delta_backward_case(200, 4, dim, gradient, channels));
     }
-    for (const std::size_t gradient : {0, 1, 2}) cases.push_back(gated_delta_backward_case(200, 4, dim, gradient));
   }
   expect_all_repeatable(cases);
 }

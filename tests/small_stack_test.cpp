@@ -207,6 +207,14 @@ std::vector<StackCase> stack_cases() {
                    }});
     for (const std::int64_t dim : {64, 128}) {
       const Tensor q = random_values({1, 90, 2, dim}, dtype), betas = random_values({1, 90, 2}, dtype);
+      const Tensor gates = Tensor::zeros(q.shape(), DType::f32);
+      all.push_back({"gated_delta_rule with gates of channels", q.shape(), dtype,
+                     [=](const Tensor& o) { gated_delta_rule(q, q, q, betas, o, {.g = &gates, .normalise_qk = true}); }});
+      all.push_back({"gated_delta_rule_backward with gates of channels", q.shape(), dtype, [=](const Tensor& dq) {
+                       const Tensor dk = Tensor::empty(q.shape(), dtype), dv = Tensor::empty(q.shape(), dtype);
+                       gated_delta_rule_backward(q, q, q, betas, q, dq, dk, dv, Tensor::empty(betas.shape(), dtype),
+                                                 {.g = &gates, .normalise_qk = true});
+                     }});
       all.push_back(
           {"gated_delta_rule", q.shape(), dtype, [=](const Tensor& o) { gated_delta_rule(q, q, q, betas, o, {.normalise_qk = true}); }});
       all.push_back({"gated_delta_rule_backward", q.shape(), dtype, [=](const Tensor& dq) {

@@ -50,20 +50,20 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
                            const GatedDeltaStepOptions& options = {});
 
 struct GatedDeltaBackwardOptions {
-  const Tensor* g = nullptr;  ///< [B, S, Hv]; this and the following as in GatedDeltaOptions
+  const Tensor* g = nullptr;  ///< this and the following as in GatedDeltaOptions
   std::optional<float> scale = {};
   bool normalise_qk = false;
   const Tensor* initial_state = nullptr;
   const Tensor* cu_seqlens = nullptr;
   const Tensor* d_final_state = nullptr;    ///< gradient with respect to the final state; null: 0
-  const Tensor* dg = nullptr;               ///< if given: the gates' gradients, [B, S, Hv] of f32, any strides
+  const Tensor* dg = nullptr;               ///< if given: the gates' gradients, f32 of g's shape, any strides
   const Tensor* d_initial_state = nullptr;  ///< if given: the initial state's gradient
   std::optional<Stream> stream = {};        ///< default: the device's standard stream
 };
 
 /// Gradients of gated_delta_rule() with respect to q, k, v and beta, and to g and the initial state if asked for. `d_o`: o's shape; `dq`,
 /// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dv is at most 128. Gradients of a query or key that
-/// several heads share are their sum. Gates of channels have no gradients yet: such a `g` is refused. Gradients of tokens after the last
+/// several heads share are their sum. Gradients of tokens after the last
 /// sequence's end are left as they are. The gradient of a gate of -infinity is 0 up to rounding.
 ///
 /// f16 and bf16 in chunks of 64 tokens as forward, with states and updates computed again; f32 on the CPU only. The same input gives the

@@ -71,6 +71,32 @@ class GatedDeltaBackward : public CaseTest {
     else
       EXPECT_TRUE(out.d_initial.untouched());
   }
+  /// A packed sequence of 70 tokens and one of 30, which then become NaN.
+  void check_neighbours(const Case& c) {
+    SCOPED_TRACE(text(c));
+    Inputs in = inputs(c);
+    PlacedTensor d_o(in.v.tensor().shape(), dtype, device), d_final(in.state.tensor().shape(), DType::f32, device);
+    d_o.fill_random(random);
+    d_final.fill_random(random);
+    const Outputs clean(in, c, dtype, device), out(in, c, dtype, device);
+    run(c, in, d_o, d_final, clean);
+    for (PlacedTensor* const t : {&in.q, &in.k, &in.v, &in.beta, &in.g, &d_o}) {
+      std::vector<float> values;
+      for (const double x : t->values()) values.push_back(static_cast<float>(x));
+      std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() * 70 / 100), values.end(), kNaN);
+      t->fill(values);
+    }
+    run(c, in, d_o, d_final, out);
+    const auto expect_equal = [](const char* name, const PlacedTensor& a, const PlacedTensor& b) {
+      const std::vector<double> x = a.values(), y = b.values();
+      for (std::size_t i = 0; i < x.size() * 70 / 100; ++i) ASSERT_EQ(x[i], y[i]) << name << ", element " << i;
+    };
+    expect_equal("dq", clean.dq, out.dq);
+    expect_equal("dk", clean.dk, out.dk);
+    expect_equal("dv", clean.dv, out.dv);
+    expect_equal("d_beta", clean.d_beta, out.d_beta);
+    expect_equal("dg", clean.dg, out.dg);
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Ops, GatedDeltaBackward,
@@ -133,32 +159,67 @@ TEST_P(GatedDeltaBackward, Strides) {
   check({.lengths = {70}, .heads_of_keys = 2, .group = 2, .dim = 64, .values = 64, .initial = true, .place = by_heads});
 }
 
+TEST_P(GatedDeltaBackward, GatesOfChannelsAnyLength) {
+  for (const std::int64_t length : {0, 1, 2, 63, 64, 65, 131}) {
+    check({.lengths = {length, length},
+           .heads_of_keys = length < 3 ? 16 : 1,
+           .dim = 32,
+           .values = 40,
+           .channels = true,
+           .initial = length == 0 || pick(2) == 0,
+           .final = pick(2) == 0});
+  }
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsAnyDimensions) {
+  for (const std::int64_t dim : {7, 64, 65, 128})
+    check({.lengths = {67}, .dim = dim, .values = 1 + pick(128), .channels = true, .initial = true});
+  check({.lengths = {130}, .dim = 128, .values = 128, .channels = true, .initial = true, .f32_beta = true});
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsFromWeakToStrong) {
+  for (const float lowest : {-0.001f, -0.1f, -1.0f, -5.0f, -20.0f}) {
+    check({.lengths = {150},
+           .dim = 64,
+           .values = 32,
+           .lowest_gate = lowest,
+           .channels = true,
+           .initial = dtype != DType::f16 || lowest > -20});
+  }
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsAndSharedKeys) {
+  check({.lengths = {66, 66}, .heads_of_keys = 2, .group = 3, .dim = 32, .values = 32, .channels = true, .initial = true});
+  check({.lengths = {90}, .heads_of_keys = 2, .dim = 96, .values = 32, .channels = true, .key_norm = 9, .normalise = true, .scale = 0.5f});
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsThatForgetTheState) {
+  check({.lengths = {150}, .dim = 64, .values = 32, .channels = true, .resets = true, .initial = true});
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsOfPackedSequences) {
+  check({.lengths = {0, 1, 63, 0, 64, 65, 100, 0}, .packed = true, .dim = 32, .values = 32, .channels = true, .initial = true});
+  check({.lengths = {0, 0}, .packed = true, .dim = 16, .values = 16, .channels = true, .initial = true});
+}
+
+TEST_P(GatedDeltaBackward, GatesOfChannelsOfAnyStrides) {
+  const Placement with_gaps{.offset = 3, .gap = 5}, by_heads{.order = {0, 2, 1, 3}};
+  check({.lengths = {70, 70},
+         .heads_of_keys = 2,
+         .dim = 24,
+         .values = 24,
+         .channels = true,
+         .initial = true,
+         .place = with_gaps,
+         .token_place = {.gap = 1}});
+  check({.lengths = {70}, .heads_of_keys = 2, .dim = 64, .values = 64, .channels = true, .place = by_heads});
+}
+
 /// What follows a sequence's last token in memory has no part in its gradients, and every run gives the same bits.
 TEST_P(GatedDeltaBackward, OtherSequencesMayHoldNaN) {
   if (device.is_cuda() && dtype == DType::f32) GTEST_SKIP() << "f32 is for the CPU";
-  const Case c{.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64};
-  Inputs in = inputs(c);
-  PlacedTensor d_o(in.v.tensor().shape(), dtype, device), d_final(in.state.tensor().shape(), DType::f32, device);
-  d_o.fill_random(random);
-  d_final.fill_random(random);
-  const Outputs clean(in, c, dtype, device), out(in, c, dtype, device);
-  run(c, in, d_o, d_final, clean);
-  for (PlacedTensor* const t : {&in.q, &in.k, &in.v, &in.beta, &in.g, &d_o}) {
-    std::vector<float> values;
-    for (const double x : t->values()) values.push_back(static_cast<float>(x));
-    std::fill(values.begin() + static_cast<std::ptrdiff_t>(values.size() * 70 / 100), values.end(), kNaN);
-    t->fill(values);
-  }
-  run(c, in, d_o, d_final, out);
-  const auto expect_equal = [](const char* name, const PlacedTensor& a, const PlacedTensor& b) {
-    const std::vector<double> x = a.values(), y = b.values();
-    for (std::size_t i = 0; i < x.size() * 70 / 100; ++i) ASSERT_EQ(x[i], y[i]) << name << ", element " << i;
-  };
-  expect_equal("dq", clean.dq, out.dq);
-  expect_equal("dk", clean.dk, out.dk);
-  expect_equal("dv", clean.dv, out.dv);
-  expect_equal("d_beta", clean.d_beta, out.d_beta);
-  expect_equal("dg", clean.dg, out.dg);
+  for (const bool channels : {false, true})
+    check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64, .channels = channels});
 }
 
 class GatedDeltaBackwardArguments : public testing::TestWithParam<Device> {

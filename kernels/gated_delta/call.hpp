@@ -6,6 +6,7 @@
 #include "kernels/check.hpp"
 #include "kernels/gated_delta/backward.tile.hpp"
 #include "kernels/gated_delta/channels.tile.hpp"
+#include "kernels/gated_delta/channels_backward.tile.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
@@ -130,6 +131,10 @@ struct Gradient {
   // What States and StateGradients leave for Gradients, in the call's dtype
   Tensor states = {}, d_states = {};  ///< [chunks, Hv, Dk, Dv]
   Tensor updates = {}, y = {};        ///< [Hv, chunks * 64, Dv]
+  // The same for gates of channels
+  Tensor d_queries = {}, d_keys = {}, d_keys_after = {};  ///< [Hv, chunks * 64, Dk]
+  Tensor w = {}, x = {};                                  ///< [Hv, chunks * 64, 64]
+  Tensor values_y = {}, d_whole = {};                     ///< of f32: [Hv, chunks * 64], [Hv, chunks * 128]
   Tensor each_dq = {},
          each_dk = {};  ///< [B, S, Hv, Dk]: dq and dk, or if heads share keys or these are normalised, what they are computed from
 };
@@ -180,6 +185,78 @@ inline void bind_gradients(auto& bind, auto& p, const Call& call, const Gradient
   bind(p.dg, given(gradient.dg));
   bind_sequences(p, call);
   p.factor = call.scale;
+}
+inline void bind_states_channels(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.keys, call.keys);
+  bind(p.keys_after, call.keys_after);
+  bind(p.v, by_heads(call.v));
+  bind(p.inverses, call.inverses);
+  bind(p.whole, call.whole);
+  bind(p.scale, call.betas);
+  bind(p.initial_state, given(call.initial_state));
+  bind(p.states, gradient.states);
+  bind(p.updates, gradient.updates);
+  bind_sequences(p, call);
+}
+inline void bind_state_gradients_channels(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.queries, call.queries);
+  bind(p.keys, call.keys);
+  bind(p.keys_after, call.keys_after);
+  bind(p.d_o, by_heads(gradient.d_o));
+  bind(p.inverses, call.inverses);
+  bind(p.weights, call.weights);
+  bind(p.whole, call.whole);
+  bind(p.scale, call.betas);
+  bind(p.d_final_state, given(gradient.d_final_state));
+  bind(p.d_initial_state, given(gradient.d_initial_state));
+  bind(p.d_states, gradient.d_states);
+  bind(p.y, gradient.y);
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+inline void bind_value_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.v, by_heads(call.v));
+  bind(p.d_o, by_heads(gradient.d_o));
+  bind(p.updates, gradient.updates);
+  bind(p.y, gradient.y);
+  bind(p.states, gradient.states);
+  bind(p.d_states, gradient.d_states);
+  bind(p.state, gradient.states);
+  bind(p.d_state, gradient.d_states);
+  bind(p.scale, call.betas.transpose(0, 1));
+  bind(p.d_queries, gradient.d_queries);
+  bind(p.d_keys, gradient.d_keys);
+  bind(p.d_keys_after, gradient.d_keys_after);
+  bind(p.w, gradient.w);
+  bind(p.x, gradient.x);
+  bind(p.dv, by_heads(gradient.dv));
+  bind(p.values_y, gradient.values_y.transpose(0, 1));
+  bind(p.d_whole, gradient.d_whole.transpose(0, 1));
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+inline void bind_channel_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.gates, by_heads(*call.g));
+  bind(p.scale, call.betas.transpose(0, 1));
+  bind(p.d_queries, gradient.d_queries);
+  bind(p.d_keys, gradient.d_keys);
+  bind(p.d_keys_after, gradient.d_keys_after);
+  bind(p.w, gradient.w);
+  bind(p.x, gradient.x);
+  bind(p.values_y, gradient.values_y.transpose(0, 1));
+  p.whole = call.whole.data<float>();
+  p.d_whole = gradient.d_whole.data<float>();
+  bind(p.dq, by_heads(gradient.each_dq));
+  bind(p.dk, by_heads(gradient.each_dk));
+  bind(p.d_beta, gradient.d_beta);
+  if (gradient.dg)
+    bind(p.dg, by_heads(*gradient.dg));
+  else
+    bind(p.dg, nullptr);
+  bind_sequences(p, call);
+  p.chunks = call.chunks();
 }
 /// x: queries or keys as the caller gave them.
 inline void bind_row_gradients(auto& bind, auto& p, const Call& call, const Tensor& x, const Tensor& each, const Tensor& dx) {
@@ -243,12 +320,22 @@ void make_workspace(const Call& call, Gradient& gradient, Make make) {
   gradient.d_states = make(states, dtype);
   gradient.updates = make(of_values, dtype);
   gradient.y = make(of_values, dtype);
+  if (call.gates_of_channels()) {
+    const Shape of_keys{call.heads(), of_values[1], call.dim()};
+    for (Tensor* const t : {&gradient.d_queries, &gradient.d_keys, &gradient.d_keys_after}) *t = make(of_keys, dtype);
+    gradient.w = make(call.inverses.shape(), dtype);
+    gradient.x = make(call.inverses.shape(), dtype);
+    gradient.values_y = make(call.betas.shape(), DType::f32);
+    gradient.d_whole = make(Shape{call.heads(), std::int64_t{call.chunks()} * kMostChannels}, DType::f32);
+  }
   const bool apart = call.normalise || call.group() > 1;
   const Shape each{call.q.shape(0), call.length(), call.heads(), call.dim()};
   gradient.each_dq = apart ? make(each, dtype) : gradient.dq;
   gradient.each_dk = apart ? make(each, dtype) : gradient.dk;
 }
 
+/// Normalised queries or keys.
+Tensor normalised_on_cpu(const Tensor& x);
 void chunks_on_cpu(Call call);
 void steps_on_cpu(Call call);
 void gradients_on_cpu(Call call, Gradient gradient);

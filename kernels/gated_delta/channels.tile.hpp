@@ -42,8 +42,9 @@ TW_INLINE void sum_after(const auto& gates, const auto& sums, int channel, int f
 }
 /// The exponents of a level: up to each token of a second block, after each token of a first one.
 TW_INLINE void sum_of_level(auto& block, const auto& gates, const auto& sums, int half) {
-  block.update(sums, kChunk / (2 * half) * kSlice, [&](int n) {
-    const int channel = n % kSlice, first = n / kSlice * 2 * half;
+  constexpr int channels = remove_const_reference<decltype(sums)>::cols;
+  block.update(sums, kChunk / (2 * half) * channels, [&](int n) {
+    const int channel = n % channels, first = n / channels * 2 * half;
     sum_after(gates, sums, channel, first, first + half);
     sum_up_to(gates, sums, channel, first + half, first + 2 * half);
   });

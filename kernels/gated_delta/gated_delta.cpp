@@ -139,8 +139,6 @@ void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v
                             .normalise_qk = options.normalise_qk,
                             .cu_seqlens = options.cu_seqlens,
                             .stream = options.stream});
-  require(!call.gates_of_channels(), "{}: g is {}; gradients are supported for gates of heads, [{}]", op, *options.g,
-          tw::join(beta.shape(), ", "));
   const bool on_gpu = call.stream.device().is_cuda();
   require(!on_gpu || q.dtype() != DType::f32, "{}: q is {}; on a GPU f16 and bf16 are supported, because tensor cores would round f32", op,
           q);
@@ -157,7 +155,7 @@ void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v
   if (options.dg != nullptr) {
     require(options.g != nullptr, "{}: dg is {}, but g is not given", op, *options.dg);
     check_operand(op, "dg", *options.dg, DType::f32, d_o.device());
-    require(options.dg->shape() == beta.shape(), "{}: dg is {}; it must have g's shape, {}", op, *options.dg, *options.g);
+    require(options.dg->shape() == options.g->shape(), "{}: dg is {}; it must have g's shape, {}", op, *options.dg, *options.g);
   }
   const NamedTensor states[] = {
       {"initial_state", options.initial_state}, {"d_final_state", options.d_final_state}, {"d_initial_state", options.d_initial_state}};

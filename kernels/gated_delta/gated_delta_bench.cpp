@@ -38,7 +38,7 @@ MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t head
     c.bytes = 2 * bytes_of({q, k, v, beta, g}) + bytes_of({o});
     const Tensor d_o = random_normal(shape, DType::bf16, device, 4), dq = Tensor::poisoned(shape, DType::bf16, stream),
                  dk = Tensor::poisoned(shape, DType::bf16, stream), d_beta = Tensor::poisoned(of_tokens, DType::f32, stream),
-                 dg = Tensor::poisoned(of_tokens, DType::f32, stream);
+                 dg = Tensor::poisoned(g.shape(), DType::f32, stream);
     c.launch = [=] { gated_delta_rule_backward(q, k, v, beta, d_o, dq, dk, o, d_beta, {.g = &g, .dg = &dg, .stream = stream}); };
   } else if (pass == Pass::step) {
     c.bytes += 2 * bytes_of({state});
@@ -58,12 +58,14 @@ const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy o
                         run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream()));
                         for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, Pass::step, run.stream()));
                         run_bandwidth(run, delta_case(8, 4096, 32, Pass::forward, run.stream(), Gates::channels));
+                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream(), Gates::channels));
                         run_bandwidth(run, delta_case(64, 1, 32, Pass::step, run.stream(), Gates::channels));
                       } else {
                         run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream()));
                         run_bandwidth(run, delta_case(1, 512, 4, Pass::backward, run.stream()));
                         run_bandwidth(run, delta_case(8, 1, 4, Pass::step, run.stream()));
-                        run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream(), Gates::channels));
+                        for (const Pass pass : {Pass::forward, Pass::backward})
+                          run_bandwidth(run, delta_case(1, 512, 4, pass, run.stream(), Gates::channels));
                       }
                     }};
 

@@ -14,7 +14,22 @@
 namespace tw::kernels::gated_delta {
 namespace {
 
-enum class Kind { prepare, walk, prepare_channels, walk_channels, step, normalise, states, state_gradients, gradients, row_gradients };
+enum class Kind {
+  prepare,
+  walk,
+  prepare_channels,
+  walk_channels,
+  step,
+  normalise,
+  states,
+  state_gradients,
+  gradients,
+  row_gradients,
+  states_channels,
+  state_gradients_channels,
+  value_gradients,
+  channel_gradients
+};
 
 struct DeltaKernel {
   Kind kind;
@@ -46,6 +61,14 @@ std::string type_of(const DeltaKernel& k) {
       return tw::format("tw::kernels::gated_delta::StateGradients<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::gradients:
       return tw::format("tw::kernels::gated_delta::Gradients<{}, {}, {}, {}>", x, element_name(k.beta), k.stages, k.slice);
+    case Kind::states_channels:
+      return tw::format("tw::kernels::gated_delta::StatesChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::state_gradients_channels:
+      return tw::format("tw::kernels::gated_delta::StateGradientsChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::value_gradients:
+      return tw::format("tw::kernels::gated_delta::ValueGradients<{}, {}>", x, k.stages);
+    case Kind::channel_gradients:
+      return tw::format("tw::kernels::gated_delta::ChannelGradients<{}, {}>", x, element_name(k.beta));
     case Kind::row_gradients:
       return tw::format("tw::kernels::gated_delta::RowGradients<{}, {}>", x, bool_name(k.normalise));
     default:
@@ -65,6 +88,14 @@ DeltaKernel states_kernel(DType x, bool generic) { return {Kind::states, x, x, 1
 DeltaKernel state_gradients_kernel(DType x, bool generic) {
   return {Kind::state_gradients, x, x, 128, false, generic ? 64 : 128, generic ? 1 : 2};
 }
+DeltaKernel states_channels_kernel(DType x, bool generic) {
+  return {Kind::states_channels, x, x, kMostChannels, false, generic ? 64 : 128, generic ? 1 : 2};
+}
+DeltaKernel state_gradients_channels_kernel(DType x, bool generic) {
+  return {Kind::state_gradients_channels, x, x, kMostChannels, false, generic ? 64 : 128, generic ? 1 : 2};
+}
+DeltaKernel value_gradients_kernel(DType x) { return {Kind::value_gradients, x, x, kMostChannels, false, 0, 3}; }
+DeltaKernel channel_gradients_kernel(DType x, DType beta) { return {Kind::channel_gradients, x, beta, kMostChannels, false, 0, 0}; }
 /// Seven tiles of tokens and two states are in flight on Hopper, so that the next chunk's arrive under this one's products. The others have
 /// room for what a product needs.
 DeltaKernel gradients_kernel(DType x, DType beta, bool generic) {
@@ -78,6 +109,10 @@ KernelTable<DeltaKernel>& backward_table() {
 }
 KernelTable<DeltaKernel>& table() {
   static KernelTable<DeltaKernel> kernels(type_of, kSource);
+  return kernels;
+}
+KernelTable<DeltaKernel>& channels_backward_table() {
+  static KernelTable<DeltaKernel> kernels(type_of, kChannelsBackwardSource);
   return kernels;
 }
 KernelTable<DeltaKernel>& channels_table() {
@@ -149,41 +184,76 @@ void chunks_on_gpu(Call call) {
 
 namespace {
 
+template <class Kernel>
+void launch_for_gradients(KernelTable<DeltaKernel>& from, const DeltaKernel& kernel, const Stream& stream, TileGrid grid, auto fill) {
+  detail::launch_named<typename Kernel::template On<Target>::Params>(from[kernel], stream, grid, fill);
+}
+
+/// The gradients' kernels but RowGradients, for gates of heads.
+template <class X, class Beta>
+void launch_head_gradients(const Call& call, const Gradient& gradient) {
+  const Stream& stream = call.stream;
+  const DType x = call.q.dtype(), beta = call.beta.dtype();
+  const bool generic = stream.target() == GpuTarget::cuda;
+  if (call.chunks() > 0) {
+    launch_for_gradients<Prepare<X, Beta, 128>>(table(), {Kind::prepare, x, beta, padded_dim(call), false, 0, 0}, stream,
+                                                prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
+    const DeltaKernel states = states_kernel(x, generic);
+    launch_for_gradients<States<X, 128, 128, 2>>(backward_table(), states, stream, walk_grid(call, states.slice),
+                                                 [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
+  }
+  const DeltaKernel state_gradients = state_gradients_kernel(x, generic);
+  launch_for_gradients<StateGradients<X, 128, 128, 1>>(backward_table(), state_gradients, stream, walk_grid(call, state_gradients.slice),
+                                                       [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+  if (call.chunks() == 0) return;
+  launch_for_gradients<Gradients<X, Beta, 3, 1>>(backward_table(), gradients_kernel(x, beta, generic), stream, prepare_grid(call),
+                                                 [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+}
+
+/// The same for gates of channels.
+template <class X, class Beta>
+void launch_channel_gradients(const Call& call, const Gradient& gradient) {
+  const Stream& stream = call.stream;
+  const DType x = call.q.dtype(), beta = call.beta.dtype();
+  const bool generic = stream.target() == GpuTarget::cuda;
+  KernelTable<DeltaKernel>& kernels = channels_backward_table();
+  if (call.chunks() > 0) {
+    launch_for_gradients<PrepareChannels<X, Beta>>(channels_table(), prepare_channels_kernel(x, beta), stream, prepare_grid(call),
+                                                   [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    const DeltaKernel states = states_channels_kernel(x, generic);
+    launch_for_gradients<StatesChannels<X, 128, 128, 2>>(kernels, states, stream, walk_grid(call, states.slice),
+                                                         [&](auto& bind, auto& p) { bind_states_channels(bind, p, call, gradient); });
+  }
+  const DeltaKernel walk = state_gradients_channels_kernel(x, generic);
+  launch_for_gradients<StateGradientsChannels<X, 128, 128, 1>>(
+      kernels, walk, stream, walk_grid(call, walk.slice),
+      [&](auto& bind, auto& p) { bind_state_gradients_channels(bind, p, call, gradient); });
+  if (call.chunks() == 0) return;
+  launch_for_gradients<ValueGradients<X, 3>>(kernels, value_gradients_kernel(x), stream, prepare_grid(call),
+                                             [&](auto& bind, auto& p) { bind_value_gradients(bind, p, call, gradient); });
+  launch_for_gradients<ChannelGradients<X, Beta>>(kernels, channel_gradients_kernel(x, beta), stream, prepare_grid(call),
+                                                  [&](auto& bind, auto& p) { bind_channel_gradients(bind, p, call, gradient); });
+}
+
 template <class X, class Beta>
 void launch_gradients(Call& call, Gradient& gradient) {
   const Tensor q = call.q, k = call.k;
   const Stream& stream = call.stream;
-  const DType x = q.dtype(), beta = call.beta.dtype();
-  const bool generic = stream.target() == GpuTarget::cuda;
+  const DType x = q.dtype();
   const auto make = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
-  make_workspace(call, 128, make);
+  make_workspace(call, kMostChannels, make);
   make_workspace(call, gradient, make);
   if (call.normalise && q.numel() > 0) {
     call.q = normalised_on_gpu<X>(q, stream);
     call.k = normalised_on_gpu<X>(k, stream);
   }
-  const auto launch = [&]<class Kernel>(std::type_identity<Kernel>, KernelTable<DeltaKernel>& from, const DeltaKernel& kernel,
-                                        TileGrid grid, auto fill) {
-    detail::launch_named<typename Kernel::template On<Target>::Params>(from[kernel], stream, grid, fill);
-  };
-  if (call.chunks() > 0) {
-    launch(std::type_identity<Prepare<X, Beta, 128>>{}, table(), {Kind::prepare, x, beta, padded_dim(call), false, 0, 0},
-           prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-    const DeltaKernel states = states_kernel(x, generic);
-    launch(std::type_identity<States<X, 128, 128, 2>>{}, backward_table(), states, walk_grid(call, states.slice),
-           [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
-  }
-  const DeltaKernel state_gradients = state_gradients_kernel(x, generic);
-  launch(std::type_identity<StateGradients<X, 128, 128, 1>>{}, backward_table(), state_gradients, walk_grid(call, state_gradients.slice),
-         [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
-  if (call.chunks() == 0) return;
-  launch(std::type_identity<Gradients<X, Beta, 3, 1>>{}, backward_table(), gradients_kernel(x, beta, generic), prepare_grid(call),
-         [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
-  if (!call.normalise && call.group() == 1) return;
+  call.gates_of_channels() ? launch_channel_gradients<X, Beta>(call, gradient) : launch_head_gradients<X, Beta>(call, gradient);
+  if (call.chunks() == 0 || (!call.normalise && call.group() == 1)) return;
   using Rows = RowGradients<X, false>;
   for (const auto& [of, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
-    launch(std::type_identity<Rows>{}, backward_table(), {Kind::row_gradients, x, x, 128, call.normalise, 0, 0},
-           row_gradients_grid(of, Rows::tile_rows), [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of, each, dx); });
+    launch_for_gradients<Rows>(backward_table(), {Kind::row_gradients, x, x, 128, call.normalise, 0, 0}, stream,
+                               row_gradients_grid(of, Rows::tile_rows),
+                               [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of, each, dx); });
 }
 
 }  // namespace
@@ -223,11 +293,12 @@ struct Placeholders {
   }
   Call call(bool channels = false) const {
     Call result = check("gated_delta_rule", q, k, v, beta, o, {.g = channels ? &g_of_channels : &g, .final_state = &state});
-    make_workspace(result, 128, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
+    make_workspace(result, kMostChannels, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
     return result;
   }
   Gradient gradient(const Call& of) const {
-    Gradient result{.d_o = o, .dq = q, .dk = k, .dv = v, .d_beta = beta, .dg = g, .d_final_state = {}, .d_initial_state = state};
+    const Tensor& dg = of.gates_of_channels() ? g_of_channels : g;
+    Gradient result{.d_o = o, .dq = q, .dk = k, .dv = v, .d_beta = beta, .dg = dg, .d_final_state = {}, .d_initial_state = state};
     make_workspace(of, result, [](Shape shape, DType dtype) { return placeholder(std::move(shape), dtype); });
     return result;
   }
@@ -290,6 +361,36 @@ Analysis analyze_gradients(const ShapeValues& shape) {
   return analyze<Gradients<bf16, float, 7, 2>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
 }
 
+/// The analysis of a kernel of the gradients for gates of channels, of bf16.
+template <class Kernel>
+Analysis analyze_channels(const ShapeValues& shape, auto grid_of, auto bind_params) {
+  require_dim(shape, kMostChannels);
+  const Placeholders<bf16> of(shape);
+  const Call call = of.call(true);
+  const Gradient gradient = of.gradient(call);
+  return analyze<Kernel>(grid_of(call), [&](auto& bind, auto& p) { bind_params(bind, p, call, gradient); });
+}
+Analysis analyze_states_channels(const ShapeValues& shape) {
+  return analyze_channels<StatesChannels<bf16, 128, 128, 2>>(
+      shape, [](const Call& call) { return walk_grid(call, 128); },
+      [](auto& bind, auto& p, const Call& call, const Gradient& gradient) { bind_states_channels(bind, p, call, gradient); });
+}
+Analysis analyze_state_gradients_channels(const ShapeValues& shape) {
+  return analyze_channels<StateGradientsChannels<bf16, 128, 128, 2>>(
+      shape, [](const Call& call) { return walk_grid(call, 128); },
+      [](auto& bind, auto& p, const Call& call, const Gradient& gradient) { bind_state_gradients_channels(bind, p, call, gradient); });
+}
+Analysis analyze_value_gradients(const ShapeValues& shape) {
+  return analyze_channels<ValueGradients<bf16, 3>>(
+      shape, prepare_grid,
+      [](auto& bind, auto& p, const Call& call, const Gradient& gradient) { bind_value_gradients(bind, p, call, gradient); });
+}
+Analysis analyze_channel_gradients(const ShapeValues& shape) {
+  return analyze_channels<ChannelGradients<bf16, float>>(
+      shape, prepare_grid,
+      [](auto& bind, auto& p, const Call& call, const Gradient& gradient) { bind_channel_gradients(bind, p, call, gradient); });
+}
+
 Analysis analyze_row_gradients(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Placeholders<bf16> of(shape);
@@ -316,6 +417,14 @@ KernelSpec prepare_channels_spec() {
 KernelSpec walk_channels_spec(bool generic) {
   return spec_of(walk_channels_kernel(DType::bf16, 128, generic), "gated_delta_walk_channels_bf16_128", kChannelsSource);
 }
+/// The specs of the gradients for gates of channels, in the order of their launches.
+std::vector<KernelSpec> channels_backward_specs(bool generic) {
+  const auto spec = [](const DeltaKernel& kernel, const char* name) { return spec_of(kernel, name, kChannelsBackwardSource); };
+  return {spec(states_channels_kernel(DType::bf16, generic), "gated_delta_states_channels_bf16"),
+          spec(state_gradients_channels_kernel(DType::bf16, generic), "gated_delta_state_gradients_channels_bf16"),
+          spec(value_gradients_kernel(DType::bf16), "gated_delta_value_gradients_bf16"),
+          spec(channel_gradients_kernel(DType::bf16, DType::f32), "gated_delta_channel_gradients_bf16")};
+}
 KernelSpec states_spec(bool generic) { return spec_of(states_kernel(DType::bf16, generic), "gated_delta_states_bf16", kBackwardSource); }
 KernelSpec state_gradients_spec(bool generic) {
   return spec_of(state_gradients_kernel(DType::bf16, generic), "gated_delta_state_gradients_bf16", kBackwardSource);
@@ -328,6 +437,7 @@ KernelSpec gradients_spec(bool generic) {
 }  // namespace
 
 std::vector<KernelVariant> registered() {
+  const std::vector<KernelSpec> of_channels = channels_backward_specs(false);
   return {{spec_of(kPrepare, "gated_delta_prepare_bf16_128"), analyze_prepare<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
@@ -337,7 +447,11 @@ std::vector<KernelVariant> registered() {
           {states_spec(false), analyze_states},
           {state_gradients_spec(false), analyze_state_gradients},
           {gradients_spec(false), analyze_gradients},
-          {row_gradients_spec(), analyze_row_gradients}};
+          {row_gradients_spec(), analyze_row_gradients},
+          {of_channels[0], analyze_states_channels},
+          {of_channels[1], analyze_state_gradients_channels},
+          {of_channels[2], analyze_value_gradients},
+          {of_channels[3], analyze_channel_gradients}};
 }
 
 std::vector<KernelSpec> registered_generic() {
@@ -351,6 +465,7 @@ std::vector<KernelSpec> registered_generic() {
                                 state_gradients_spec(true),
                                 gradients_spec(true),
                                 row_gradients_spec()};
+  for (KernelSpec& spec : channels_backward_specs(true)) specs.push_back(std::move(spec));
   for (KernelSpec& spec : specs) spec = for_target(spec, GpuTarget::cuda);
   return specs;
 }

@@ -104,8 +104,9 @@ PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& 
   result.dq.resize(call.q.size());
   result.dk.resize(call.k.size());
   result.dv.resize(call.v.size());
-  for (std::vector<double>* const x : {&result.d_beta, &result.dg, &result.d_beta_terms, &result.dg_terms})
-    x->resize(size(tokens * call.heads));
+  const std::int64_t gates = call.channels ? dim : 1;  // of a token and head
+  for (std::vector<double>* const x : {&result.d_beta, &result.d_beta_terms}) x->resize(size(tokens * call.heads));
+  for (std::vector<double>* const x : {&result.dg, &result.dg_terms}) x->resize(size(tokens * call.heads * gates));
   for (std::vector<double>* const x : {&result.d_initial_state, &result.d_initial_state_terms})
     x->resize(size(sequences * call.heads * dim * values));
   using Matrix = std::vector<Real>;
@@ -124,22 +125,28 @@ PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& 
         const Real value = at(x, index_of_key(t) + d);
         return call.normalise ? round(value * factor_of(x, t)) : value;
       };
-      // Gates as the differences of their sums in a chunk, which limit the accuracy of a computation in f32.
+      const auto gate_of = [&](std::int64_t t, std::int64_t d) {
+        return std::max(static_cast<Real>(call.gate(begin + t, h, d)), Real{-110});
+      };
+      // Gates of heads as the differences of their sums in a chunk, which limit the accuracy of a computation in f32.
       const auto gate_sum = [&](std::int64_t t) {
         Real sum = 0;
-        for (std::int64_t i = t / 64 * 64; i <= t; ++i) sum += std::max(at(call.g, (begin + i) * call.heads + h), Real{-110});
+        for (std::int64_t i = t / 64 * 64; i <= t; ++i) sum += gate_of(i, 0);
         return sum;
       };
-      const auto decay_of = [&](std::int64_t t) {
-        return call.g.empty() ? Real{1} : std::exp(gate_sum(t) - (t % 64 == 0 ? Real{0} : gate_sum(t - 1)));
+      const auto decays_of = [&](std::int64_t t) {
+        Matrix decays;
+        for (std::int64_t d = 0; d < dim && call.channels; ++d) decays.push_back(std::exp(gate_of(t, d)));
+        if (!call.channels) decays.assign(size(dim), std::exp(gate_sum(t) - (t % 64 == 0 ? Real{0} : gate_sum(t - 1))));
+        return decays;
       };
       // Of every token: the decayed state, the state, v - S^T k, and the update.
       Matrix s(size(dim * values));
       for (std::int64_t i = 0; i < dim * values && !call.initial_state.empty(); ++i) s[size(i)] = at(call.initial_state, of_state + i);
       std::vector<Matrix> decayed, states, differences, updates;
       for (std::int64_t t = 0; t < length; ++t) {
-        const Real decay = decay_of(t);
-        for (Real& x : s) x *= decay;
+        const Matrix decays = decays_of(t);
+        for (std::int64_t i = 0; i < dim * values; ++i) s[size(i)] *= decays[size(i / values)];
         decayed.push_back(s);
         differences.emplace_back(size(values));
         updates.emplace_back(size(values));
@@ -158,22 +165,24 @@ PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& 
       Matrix gradient(size(dim * values));
       for (std::int64_t i = 0; i < dim * values && !d_state.empty(); ++i) gradient[size(i)] = at(d_state, of_state + i);
       Matrix gradient_terms = gradient;
-      double terms = 0;
+      std::vector<double> terms(size(gates));
+      const auto gate_of_channel = [&](std::int64_t d) { return size(call.channels ? d : 0); };
       for (std::int64_t t = length; t-- > 0;) {
         const std::int64_t token = (begin + t) * call.heads + h;
         if (t + 1 == length || (t + 1) % 64 == 0) {
           gradient_terms = gradient;
           for (Real& x : gradient_terms) x = std::abs(x);
-          terms = 0;
+          terms.assign(terms.size(), 0);
           for (std::int64_t i = 0; i < dim * values; ++i)
-            terms += std::abs(static_cast<double>(gradient[size(i)] * states[size(t)][size(i)]));
+            terms[gate_of_channel(i / values)] += std::abs(static_cast<double>(gradient[size(i)] * states[size(t)][size(i)]));
         }
         Matrix q, k, dq(size(dim)), dk(size(dim)), du(size(values));
         for (std::int64_t d = 0; d < dim; ++d) {
           q.push_back(element_of(call.q, t, d));
           k.push_back(element_of(call.k, t, d));
         }
-        const Real beta = at(call.beta, token), scale = static_cast<Real>(call.scale), decay = decay_of(t);
+        const Real beta = at(call.beta, token), scale = static_cast<Real>(call.scale);
+        const Matrix decays = decays_of(t);
         for (std::int64_t d = 0; d < dim; ++d) {
           for (std::int64_t c = 0; c < values; ++c) {
             const Real out = at(d_o, token * values + c) * scale;
@@ -185,7 +194,8 @@ PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& 
             dk[size(d)] += round(g) * updates[size(t)][size(c)];
           }
         }
-        Real d_beta = 0, dg = 0;
+        Real d_beta = 0;
+        Matrix dg(size(gates));
         for (std::int64_t c = 0; c < values; ++c) {
           const Real v = at(call.v, token * values + c), difference = differences[size(t)][size(c)];
           d_beta += round(du[size(c)]) * difference;
@@ -198,17 +208,20 @@ PlainGradients plain_gradients(const PlainCall& call, const std::vector<float>& 
             const Real before = decayed[size(t)][size(d * values + c)];
             dk[size(d)] += round(before) * d_old;
             g += k[size(d)] * d_old;
-            dg += g * before;
-            g *= decay;
+            dg[gate_of_channel(d)] += g * before;
+            g *= decays[size(d)];
             Real& more = gradient_terms[size(d * values + c)];
-            more = (more + std::abs(k[size(d)] * d_old)) * decay;
+            more = (more + std::abs(k[size(d)] * d_old)) * decays[size(d)];
           }
         }
         result.d_beta[size(token)] = static_cast<double>(d_beta);
-        result.dg[size(token)] = static_cast<double>(dg);
         for (std::int64_t d = 0; d < dim; ++d)
-          terms += std::abs(static_cast<double>(q[size(d)] * dq[size(d)])) + std::abs(static_cast<double>(k[size(d)] * dk[size(d)]));
-        result.dg_terms[size(token)] = terms;
+          terms[gate_of_channel(d)] +=
+              std::abs(static_cast<double>(q[size(d)] * dq[size(d)])) + std::abs(static_cast<double>(k[size(d)] * dk[size(d)]));
+        for (std::int64_t i = 0; i < gates; ++i) {
+          result.dg[size(token * gates + i)] = static_cast<double>(dg[size(i)]);
+          result.dg_terms[size(token * gates + i)] = terms[size(i)];
+        }
         const auto add = [&](std::vector<double>& to, const std::vector<float>& x, const Matrix& dy) {
           Real along = 0;
           const Real factor = factor_of(x, t);

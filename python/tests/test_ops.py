@@ -228,14 +228,16 @@ def test_gated_delta_rule_backward(random):
         o, last = _gated_delta_rule(q, k, v, beta, g, 8**-0.5, initial)
         return (o * d_o).sum() + (last * d_last).sum()
 
-    gradients = ops.gated_delta_rule_backward(q, k, v, beta, d_o, g=g, initial_state=initial, d_final_state=d_last)
-    for n, gradient in enumerate(gradients):
-        assert gradient.shape == inputs[n].shape
-        # Along a random direction, by a central difference.
-        direction = random.standard_normal(gradient.shape)
-        moved = [[x + side * 1e-5 * direction if i == n else x for i, x in enumerate(inputs)] for side in (1, -1)]
-        wanted = (loss(*moved[0]) - loss(*moved[1])) / 2e-5
-        np.testing.assert_allclose((exact(gradient) * direction).sum(), wanted, rtol=1e-3, atol=1e-2)
+    for gates in (g, -np.abs(normal(random, 1, 70, 2, 8))):  # of heads, and of channels of keys
+        inputs[4] = gates.astype(np.float64)
+        gradients = ops.gated_delta_rule_backward(q, k, v, beta, d_o, g=gates, initial_state=initial, d_final_state=d_last)
+        for n, gradient in enumerate(gradients):
+            assert gradient.shape == inputs[n].shape
+            # Along a random direction, by a central difference.
+            direction = random.standard_normal(gradient.shape)
+            moved = [[x + side * 1e-5 * direction if i == n else x for i, x in enumerate(inputs)] for side in (1, -1)]
+            wanted = (loss(*moved[0]) - loss(*moved[1])) / 2e-5
+            np.testing.assert_allclose((exact(gradient) * direction).sum(), wanted, rtol=1e-3, atol=1e-2)
     # Packed sequences: tokens of none have gradients of 0.
     packed = ops.gated_delta_rule_backward(q, k, v, beta, d_o, cu_seqlens=np.array([0, 30, 60], np.int32))
     assert packed[4:] == (None, None)

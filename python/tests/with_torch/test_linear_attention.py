@@ -145,11 +145,12 @@ def test_kda_by_its_names():
         fla.chunk_kda(q, k, v, gate, beta, return_intermediate_states=True)
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("shared", [1, 2])
-def test_gradients_of_the_gated_delta_rule(shared):
+def test_gradients_of_the_gated_delta_rule(shared, channels):
     q, k, v = operands(shared=shared)
     heads = v.shape[2]
-    g, beta = -torch.rand(2, 70, heads), torch.rand(2, 70, heads)
+    g, beta = -torch.rand(2, 70, heads, 8) if channels else -torch.rand(2, 70, heads), torch.rand(2, 70, heads)
     state, d_o, d_state = torch.randn(2, heads, 8, 16), torch.randn(2, 70, heads, 16), torch.randn(2, heads, 8, 16)
     given = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
@@ -158,7 +159,8 @@ def test_gradients_of_the_gated_delta_rule(shared):
         return delta_rule(*(x.repeat_interleave(shared, 2) for x in unit), v, g, beta, 8**-0.5, state)
 
     def ours(q, k, v, g, beta, state):
-        return fla.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, **given)
+        function = fla.chunk_kda if channels else fla.chunk_gated_delta_rule
+        return function(q, k, v, g, beta, initial_state=state, **given)
 
     results = []
     for function in (ours, exact):

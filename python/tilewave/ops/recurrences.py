@@ -255,7 +255,7 @@ def gated_delta_rule_backward(
     inputs = [tensor(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("beta", beta), ("d_o", d_o))]
     new = _arrays.empty if cu_seqlens is None else lambda like, shape, dtype=None: _arrays.full(like, shape, 0.0, dtype)
     outputs = [new(x, x.shape) for x in (q, k, v, beta)]
-    dg = None if g is None else new(q, v.shape[:3], "float32")
+    dg = None if g is None else new(q, g.shape, "float32")
     d_initial = None if initial_state is None else _arrays.empty(q, _delta_state_shape(q, v, cu_seqlens), "float32")
     options = _delta_options(
         _library.GatedDeltaBackwardOptions,
@@ -360,7 +360,7 @@ def _operator_delta_backward(q, k, v, beta, d_o, g, scale, initial_state, use_qk
 def _fake_delta_backward(q, k, v, beta, d_o, g, scale, initial_state, use_qk_l2norm_in_kernel, cu_seqlens, d_final_state):
     return (
         *(x.new_empty(x.shape) for x in (q, k, v, beta)),
-        _arrays.empty(q, (0,) if g is None else v.shape[:3], "float32"),
+        _arrays.empty(q, (0,) if g is None else g.shape, "float32"),
         _arrays.empty(q, (0,) if initial_state is None else _delta_state_shape(q, v, cu_seqlens), "float32"),
     )
 
