@@ -605,6 +605,21 @@ TEST(CInterface, GatedDeltaRule) {
       });
   EXPECT_TRUE(same_bits(dk, of_k) && same_bits(dv, of_v) && same_bits(d_beta, of_beta) && same_bits(dg, of_g) &&
               same_bits(d_initial, of_initial));
+  const Tensor dg_of_channels = like(of_channels), expected_dg = like(of_channels);
+  const InC dg_of_channels_in_c(dg_of_channels);
+  backward.g = of_channels_in_c, backward.dg = dg_of_channels_in_c, backward.d_initial_state = nullptr;
+  expect_same(
+      q.shape(), DType::f32,
+      [&](const Tensor& dq) {
+        return tw_gated_delta_rule_backward(InC(q), InC(q), InC(v), InC(beta), InC(v), InC(dq), InC(dk), InC(dv), InC(d_beta), &backward,
+                                            nullptr);
+      },
+      [&](const Tensor& dq) {
+        gated_delta_rule_backward(
+            q, q, v, beta, v, dq, of_k, of_v, of_beta,
+            {.g = &of_channels, .scale = 0.5f, .normalise_qk = true, .initial_state = &state, .d_final_state = &state, .dg = &expected_dg});
+      });
+  EXPECT_TRUE(same_bits(dg_of_channels, expected_dg));
 }
 
 TEST(CInterface, PublishedWeights) {

@@ -304,7 +304,7 @@ typedef struct {
   int32_t normalise_qk; /* 0 or 1 */
   const tw_tensor *initial_state, *cu_seqlens;
   const tw_tensor* d_final_state;   /* gradient of the final state; null: 0 */
-  const tw_tensor* dg;              /* output, f32 [batch, seqlen, heads] */
+  const tw_tensor* dg;              /* output, f32 of g's shape */
   const tw_tensor* d_initial_state; /* output */
 } tw_gated_delta_backward_options;
 
