@@ -15,8 +15,13 @@ enum class Pass { forward, backward, step };
 enum class Gates { heads, channels };
 
 /// Heads of 128. The step's bytes are mostly those of the states, read and written.
-MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, const Stream& stream,
-                      Gates gates = Gates::heads) {
+void measure(Run& run, std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, Gates gates = Gates::heads) {
+  constexpr const char* kFamily = "gated-delta";
+  constexpr const char* kNames[] = {"forward", "backward", "step"};
+  const std::string name = tw::format("{}-b{}-s{}-h{}-d128{}", kNames[static_cast<int>(pass)], batch, seqlen, heads,
+                                      gates == Gates::channels ? "-channels" : "");
+  if (!run.wants(kFamily, name, DType::bf16)) return;
+  const Stream stream = run.stream();
   const Shape shape{batch, seqlen, heads, 128}, of_tokens{batch, seqlen, heads};
   const Device device = stream.device();
   const Tensor q = random_normal(shape, DType::bf16, device, 1), k = random_normal(shape, DType::bf16, device, 2),
@@ -27,10 +32,8 @@ MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t head
                g = Tensor::zeros(gates == Gates::channels ? shape : of_tokens, DType::f32, stream);
   const Tensor state = Tensor::zeros({batch, heads, 128, 128}, DType::f32, stream);
   MemoryCase c;
-  c.family = "gated-delta";
-  constexpr const char* kNames[] = {"forward", "backward", "step"};
-  c.case_name = tw::format("{}-b{}-s{}-h{}-d128{}", kNames[static_cast<int>(pass)], batch, seqlen, heads,
-                           gates == Gates::channels ? "-channels" : "");
+  c.family = kFamily;
+  c.case_name = name;
   c.dtype = DType::bf16;
   c.bytes = bytes_of({q, k, v, o, beta, g});
   if (pass == Pass::backward) {
@@ -46,26 +49,24 @@ MemoryCase delta_case(std::int64_t batch, std::int64_t seqlen, std::int64_t head
   } else {
     c.launch = [=] { gated_delta_rule(q, k, v, beta, o, {.g = &g, .stream = stream}); };
   }
-  return c;
+  run_bandwidth(run, c);
 }
 
 const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy of the bytes of its inputs and outputs", [](Run& run) {
                       const bool gpu = run.stream().device().is_cuda();
                       if (gpu) {
-                        for (const std::int64_t seqlen : {4096, 16384})
-                          run_bandwidth(run, delta_case(32768 / seqlen, seqlen, 32, Pass::forward, run.stream()));
-                        run_bandwidth(run, delta_case(1, 8192, 32, Pass::forward, run.stream()));
-                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream()));
-                        for (const std::int64_t batch : {64, 256}) run_bandwidth(run, delta_case(batch, 1, 32, Pass::step, run.stream()));
-                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::forward, run.stream(), Gates::channels));
-                        run_bandwidth(run, delta_case(8, 4096, 32, Pass::backward, run.stream(), Gates::channels));
-                        run_bandwidth(run, delta_case(64, 1, 32, Pass::step, run.stream(), Gates::channels));
+                        for (const std::int64_t seqlen : {4096, 16384}) measure(run, 32768 / seqlen, seqlen, 32, Pass::forward);
+                        measure(run, 1, 8192, 32, Pass::forward);
+                        measure(run, 8, 4096, 32, Pass::backward);
+                        for (const std::int64_t batch : {64, 256}) measure(run, batch, 1, 32, Pass::step);
+                        measure(run, 8, 4096, 32, Pass::forward, Gates::channels);
+                        measure(run, 8, 4096, 32, Pass::backward, Gates::channels);
+                        measure(run, 64, 1, 32, Pass::step, Gates::channels);
                       } else {
-                        run_bandwidth(run, delta_case(1, 512, 4, Pass::forward, run.stream()));
-                        run_bandwidth(run, delta_case(1, 512, 4, Pass::backward, run.stream()));
-                        run_bandwidth(run, delta_case(8, 1, 4, Pass::step, run.stream()));
-                        for (const Pass pass : {Pass::forward, Pass::backward})
-                          run_bandwidth(run, delta_case(1, 512, 4, pass, run.stream(), Gates::channels));
+                        measure(run, 1, 512, 4, Pass::forward);
+                        measure(run, 1, 512, 4, Pass::backward);
+                        measure(run, 8, 1, 4, Pass::step);
+                        for (const Pass pass : {Pass::forward, Pass::backward}) measure(run, 1, 512, 4, pass, Gates::channels);
                       }
                     }};
 
