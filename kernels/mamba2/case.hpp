@@ -151,7 +151,7 @@ class Operands {
       if (cancelled) e.cancelled.resize(n);
     };
     sized(all.y, y), sized(all.final, final), sized(all.dx, dx), sized(all.dz, dz), sized(all.db, db), sized(all.dc, dc);
-    sized(all.d_dt, d_dt, true), sized(all.da, da, true), sized(all.d_bias, d_bias, true), sized(all.dd, dd),
+    sized(all.d_dt, d_dt, true), sized(all.da, da, true), sized(all.d_bias, d_bias, true), sized(all.dd, dd, true),
         sized(all.d_initial, d_initial);
     for (std::int64_t s = 0; s < c.sequences(); ++s)
       for (std::int64_t head = 0; head < c.heads(); ++head) add(all, s, head, gradients);
@@ -252,7 +252,7 @@ class Operands {
     put_one(all.da, of_head, exact.d_rate, naive.d_rate, naive.d_rate_terms);
     put_one(all.d_bias, of_head, exact.d_bias, naive.d_bias, naive.d_bias_terms);
     for (std::size_t p = 0; p < h.dim; ++p)
-      put_one(all.dd, c.skip == 1 ? of_head : of_head * h.dim + p, exact.d_skip[p], naive.d_skip[p], 0);
+      put_one(all.dd, c.skip == 1 ? of_head : of_head * h.dim + p, exact.d_skip[p], naive.d_skip[p], naive.d_skip_terms[p]);
   }
 };
 

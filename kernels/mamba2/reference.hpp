@@ -45,8 +45,8 @@ struct PlainHead {
 struct PlainResult {
   std::vector<double> y, final, dx, d_dt, db, dc, dz, d_skip, d_initial;
   double d_rate = 0, d_bias = 0;
-  /// The sums of the absolute values of what d_dt, d_rate and d_bias are sums of.
-  std::vector<double> d_dt_terms = {};
+  /// The sums of the absolute values of what d_dt, d_skip, d_rate and d_bias are sums of.
+  std::vector<double> d_dt_terms = {}, d_skip_terms = {};
   double d_rate_terms = 0, d_bias_terms = 0;
 };
 
@@ -136,6 +136,7 @@ class NaiveMamba2 {
     if (!h.gradients) return r;
     std::vector<double> du = h.dy;
     r.dz.resize(du.size()), r.d_skip.resize(h.dim), r.d_dt.resize(h.steps), r.d_dt_terms.resize(h.steps);
+    r.d_skip_terms.resize(h.dim);
     for (std::size_t i = 0; i < du.size() && !h.z.empty(); ++i) {
       r.dz[i] = rounded(rounded(du[i] * ungated[i]) * rounded(silu_derivative(h.z[i])));
       du[i] = rounded(du[i] * rounded(silu_of(h.z[i])));
@@ -165,6 +166,7 @@ class NaiveMamba2 {
         r.dx[at] = rounded(scaled_gradient * sizes[t]);
         if (!h.skip.empty()) r.dx[at] = rounded(r.dx[at] + rounded(h.skip[p] * du[at]));
         r.d_skip[p] = static_cast<float>(r.d_skip[p] + du[at] * h.x[at]);
+        r.d_skip_terms[p] += std::abs(du[at] * h.x[at]);
       }
       const bool decays = std::exp(gates[t]) > 0;
       if (decays) d_size += static_cast<float>(h.rate * sum), d_size_terms += std::abs(h.rate) * terms;
