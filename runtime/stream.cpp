@@ -308,6 +308,7 @@ void Graph::replay(const Stream& stream) const {
 }
 
 void fill_bytes(void* memory, std::size_t bytes, unsigned char value, const Stream& stream) {
+  if (bytes == 0) return;  // there may be no memory
   if (!stream.device().is_cuda()) return void(std::memset(memory, value, bytes));
   const CurrentContext current(Gpu::get(stream.device().index));
   cuda::check(cuda::driver().memset_d8_async(reinterpret_cast<cuda::Address>(memory), value, bytes, StreamAccess::native(stream)),
