@@ -386,7 +386,7 @@ struct Attention {
     TW_INLINE static V& take_values(auto& block, const Params& p, const Work& w, int n, Memory& memory) {
       V& v = block.take(memory.v);
       if constexpr (ragged || paged) {
-        // A list is read only where it may have the sequence's last block: in its first entry, or with columns in those that rules cut.
+        // Only a sequence's last block has rows after its end. It can be the first of a list or, with columns, any block that rules cut.
         const bool may_end = columns ? n >= w.blocks - w.cut_first && !w.of_columns(n) : !listed || n == 0;
         const int left = may_end ? w.seqlen_k - w.first_key(p, n) : BN;
         if (left < BN) block.zero_rows(v, max(left, 0));

@@ -351,7 +351,7 @@ struct VectorBuffer {
   static constexpr int size = N;
   using Element = T;
   explicit VectorBuffer(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T))); }
-  /// Integers are those that the tile has stored, because they may be places.
+  /// Integers have the values that the tile has stored, because a kernel may use them as row numbers. Every other element is 1.
   decltype(auto) operator[]([[maybe_unused]] int i) const {
     cost.shared += sizeof(T);
     if constexpr (holds_integers)
