@@ -72,6 +72,51 @@ TEST_P(Language, TilesOfEveryKindAndPlacement) {
   expect_ring<float, 64, 32, Contract::columns, 2, 1>(device, random, true);
 }
 
+template <class T>
+void expect_product_in_slot(Device device, std::mt19937_64& random) {
+  constexpr int kSteps = 7;
+  const auto small = [&](std::size_t count) {  // all sums are exact
+    std::vector<float> x(count);
+    for (float& value : x) value = static_cast<float>(static_cast<int>(random() % 5) - 2);
+    return x;
+  };
+  PlacedTensor a({64, 64}, dtype_of<T>, device), b({128 * kSteps, 64}, dtype_of<T>, device), v({128 * kSteps, 128}, dtype_of<T>, device);
+  const std::vector<float> as = small(64 * 64), bs = small(128 * kSteps * 64), vs = small(128 * kSteps * 128);
+  a.fill(as), b.fill(bs), v.fill(vs);
+  std::vector<float> expected(64 * 128, 0.0f), largest(kSteps, -1e30f);
+  for (std::size_t key = 0; key < 128 * kSteps; ++key) {
+    for (std::size_t row = 0; row < 64; ++row) {
+      float x = 0;
+      for (std::size_t c = 0; c < 64; ++c) x += as[row * 64 + c] * bs[key * 64 + c];
+      largest[key / 128] = std::max(largest[key / 128], x);
+      for (std::size_t c = 0; c < 128; ++c) expected[row * 128 + c] += x * vs[key * 128 + c];
+    }
+  }
+  std::vector<float> sorted = largest;
+  std::sort(sorted.begin(), sorted.end());
+  const float limit = sorted[kSteps / 2];  // some steps are above it, and some are not
+  for (const float x : largest)
+    for (float& value : expected) value += x > limit ? 1000.0f : 0.0f;
+  for (int run = 0; run < 20; ++run) {
+    PlacedTensor out({64, 128}, DType::f32, device);
+    launch_kernel<InTheSlotOfB<T>>(device, {}, [&](auto& bind, auto& p) {
+      bind(p.a, a);
+      bind(p.b, b);
+      bind(p.v, v);
+      bind(p.out, out);
+      p.steps = kSteps;
+      p.limit = limit;
+    });
+    const std::vector<double> got = out.values();
+    for (std::size_t n = 0; n < got.size(); ++n) ASSERT_EQ(got[n], static_cast<double>(expected[n])) << n << " of run " << run;
+  }
+}
+
+TEST_P(Language, ResultsReplaceAnOperand) {
+  expect_product_in_slot<bf16>(device, random);
+  expect_product_in_slot<f16>(device, random);
+}
+
 template <class T, int R, int C>
 void expect_windows(Device device, std::mt19937_64& random) {
   const std::vector<Placement> all = placements(dtype_of<T>, true);

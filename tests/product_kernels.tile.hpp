@@ -308,4 +308,76 @@ struct NegatedProduct {
   };
 };
 
+/// out = sum over steps of (A B^T) V, plus 1000 for each step with an element of A B^T above `limit`. A B^T replaces B in shared memory,
+/// and two warpgroups share its rows.
+template <class T>
+struct InTheSlotOfB {
+  static constexpr const char* source = kProductKernels;
+  template <class Target>
+  struct On {
+    using A = Shared<Target, T, 64, 64>;
+    using B = Shared<Target, T, 128, 64>;
+    using V = Shared<Target, T, 128, 128>;
+    using Product = Fragment<Target, float, 64, 128, 2>;
+    using Middle = Buffer<Target, T, 64, 128>;
+    static constexpr int rows = 128;
+    struct Params {
+      Global<Target, const T, A> a;  ///< [64, 64]
+      Global<Target, const T, B> b;  ///< [128 * steps, 64]
+      Global<Target, const T, V> v;  ///< [128 * steps, 128]
+      Global<Target, float> out;     ///< [64, 128]
+      int steps;
+      float limit;
+    };
+    struct Memory {
+      Ring<Target, A, 1> a;
+      Ring<Target, B, 1> b;
+      Ring<Target, V, 1> v;
+      Middle middle;
+      explicit constexpr Memory(auto& block) : a(block), b(block), v(block), middle(b) {}
+    };
+    struct State {
+      Product out;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return p.steps; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.a, [&](auto copy, A& a) { copy.tile(p.a, a, 0, 0); });
+      producer.put(memory.b, [&](auto copy, B& b) { copy.tile(p.b, b, step * 128, 0); });
+      producer.put(memory.v, [&](auto copy, V& v) { copy.tile(p.v, v, step * 128, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory, State& state) {
+      const A& a = block.take(memory.a);
+      block.fill(state.out, 0.0f);
+      for (int step = 0; step < p.steps; ++step) {
+        Product product;
+        block.mma(product, a, block.take(memory.b), true);
+        block.wait(leave<0>, product);
+        block.sync();  // every warp has read B
+        block.store(product, memory.middle);
+        block.fence();
+        RowVector<Target, float, Product> above;
+        block.rows(product, [&](int i, auto row) { above[i] = row.map_partial_sum([&](auto x) { return x > p.limit ? 1.0f : 0.0f; }); });
+        if (block.sync_any(above, [](auto x) { return x > 0.0f; })) block.map(state.out, [](auto x) { return x + 1000.0f; });
+        const V& v = block.take(memory.v);
+        if constexpr (products_are_synchronous<Target>) {
+          block.mma(state.out, memory.middle, view<Contract::rows>(v), false);
+          block.release(memory.b);
+        } else {
+          Operand<Target, T, 64, 128> left;
+          block.load(left, memory.middle);
+          block.release(memory.b);
+          block.mma(state.out, left, view<Contract::rows>(v), false);
+        }
+        block.wait(leave<0>, state.out);
+        block.release(memory.v);
+      }
+      block.release(memory.a);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile, Memory&, State& state) {
+      block.scatter(
+          state.out, p.out, [](int row) { return row; }, 0);
+    }
+  };
+};
+
 }  // namespace tw::test

@@ -302,6 +302,102 @@ TEST_F(ScheduleErrors, FullListsAndCountersThatHoldTooLittle) {
   expect_error<Error>([&] { launch_body(LocatesTheFourth{}); }, {"schedule", "more than was counted"});
 }
 
+/// A kernel whose Buffer is in the slot of its ring.
+template <class Body>
+struct InTheSlot {
+  template <class Target>
+  struct On {
+    using Piece = Shared<Target, bf16, 64, 64>;
+    static constexpr int rows = 64;
+    struct Params {
+      Global<Target, const bf16, Piece> in;
+    };
+    struct Memory {
+      Ring<Target, Piece, 1> ring;
+      Buffer<Target, bf16, 64, 64> buffer;
+      explicit constexpr Memory(auto& block) : ring(block), buffer(ring) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 64> acc;
+    };
+    static int steps(const Params&, Tile) { return 1; }
+    static void load(auto& producer, const Params& p, Tile, int, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Piece& piece) { copy.tile(p.in, piece, 0, 0); });
+    }
+    static void compute(auto& block, const Params&, Tile, Memory& memory, State& state) {
+      block.fill(state.acc, 1.0f);
+      Body::run(block, memory, state.acc);
+    }
+    static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+void multiply_buffer(auto& block, auto& memory, auto& acc) {
+  block.fence();
+  block.sync();
+  block.mma(acc, memory.buffer, memory.buffer, true);
+}
+struct Replaces {
+  static void run(auto& block, auto& memory, auto& acc) {
+    auto& piece = block.take(memory.ring);
+    block.mma(acc, piece, piece, true);
+    block.wait(leave<0>, acc);
+    block.store(acc, memory.buffer);
+    multiply_buffer(block, memory, acc);
+    block.wait(leave<0>, acc);
+    block.release(memory.ring);
+  }
+};
+struct ReplacesBeforeTaking {
+  static void run(auto& block, auto& memory, auto& acc) {
+    block.store(acc, memory.buffer);
+    block.take(memory.ring);
+    block.release(memory.ring);
+  }
+};
+struct ReplacesUnderProduct {
+  static void run(auto& block, auto& memory, auto& acc) {
+    auto& piece = block.take(memory.ring);
+    cpu::Fragment<float, 64, 64> other;
+    block.fill(other, 1.0f);
+    block.mma(acc, piece, piece, true);
+    block.store(other, memory.buffer);
+    block.wait(leave<0>, acc);
+    block.release(memory.ring);
+  }
+};
+struct ReleasesReplaced {
+  static void run(auto& block, auto& memory, auto& acc) {
+    block.take(memory.ring);
+    block.store(acc, memory.buffer);
+    multiply_buffer(block, memory, acc);
+    block.release(memory.ring);
+    block.wait(leave<0>, acc);
+  }
+};
+struct ReadsReplacedAfterRelease {
+  static void run(auto& block, auto& memory, auto& acc) {
+    block.take(memory.ring);
+    block.store(acc, memory.buffer);
+    block.release(memory.ring);
+    multiply_buffer(block, memory, acc);
+    block.wait(leave<0>, acc);
+  }
+};
+
+TEST_F(ScheduleErrors, BuffersInTheSlotOfARing) {
+  PlacedTensor in({64, 64}, DType::bf16, Device::cpu());
+  std::mt19937_64 random = random_engine();
+  in.fill_random(random);
+  const auto launch_body = [&](auto body) {
+    launch<InTheSlot<decltype(body)>>(Stream::standard(Device::cpu()), {}, [&](auto& bind, auto& p) { bind(p.in, in); });
+  };
+  EXPECT_NO_THROW(launch_body(Replaces{}));
+  expect_error<Error>([&] { launch_body(ReplacesBeforeTaking{}); }, {"schedule", "stored to while the slot is not taken"});
+  expect_error<Error>([&] { launch_body(ReplacesUnderProduct{}); }, {"schedule", "while a product reads the slot"});
+  expect_error<Error>([&] { launch_body(ReleasesReplaced{}); }, {"schedule", "release of a slot that a product in flight reads"});
+  expect_error<Error>([&] { launch_body(ReadsReplacedAfterRelease{}); }, {"read before anything was stored"});
+}
+
 TEST(HostKernel, IsForTheCpuAlone) {
   // Its text is not embedded, so there is nothing that the run-time compiler could be given. Said before any device is asked.
   expect_error<InvalidArgument>([&] { launch_gpu<Scheduled<Correct, 2>>(Stream::standard(Device::cpu()), {}, [](auto&, auto&) {}); },

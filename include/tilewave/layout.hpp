@@ -126,7 +126,8 @@ template <class SlotType, int Stages>
 struct RecordedRing {
   using Slot = SlotType;
   static constexpr int stages = Stages;
-  explicit RecordedRing(TileRecorder& recorder) {
+  TileRecorder& recorder;
+  explicit RecordedRing(TileRecorder& with) : recorder(with) {
     recorder.enter_ring(Stages);
     [[maybe_unused]] Slot slot;
   }
@@ -150,6 +151,9 @@ struct RecordedBuffer {
     recorder.enter("buffer");
     TileRecorder::add(layout_of<sm_90a::Shared<T, R, C, contract>>);
   }
+  /// In the slot of a ring.
+  template <class SlotType, int Stages>
+  explicit RecordedBuffer(const RecordedRing<SlotType, Stages>& ring) : RecordedBuffer(ring.recorder) {}
 };
 
 template <int R, int C>

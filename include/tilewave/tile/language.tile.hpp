@@ -28,7 +28,8 @@
 //   DividedScales            the scales of its left operand's codes of 4 or 2 bits
 //   Rows       a tile for work without products: a row is in one warp if possible, its columns in 16-byte pieces
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
-//   Buffer     a tile in shared memory that the computing role writes, reads and multiplies;  VectorBuffer: such a vector
+//   Buffer     a tile in shared memory that the computing role writes, reads and multiplies, in memory of its own or in that of a ring's
+//              only slot;  VectorBuffer: a vector in memory of its own
 //   SharedVector  a vector in a ring's slot
 //   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine their parts of a row
 //   Staging    shared memory through which a Fragment is stored to global memory
@@ -94,6 +95,8 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
+#define TW_BUFFER_IN_SLOT "a Buffer in the slot of a ring, which has one, has at most its bytes"
+#define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
 #define TW_STORED_TRANSPOSED "a Fragment is stored transposed as 16-bit elements, in panels of 64 of its columns"
 /// The types of accumulators.
 template <class T>

@@ -35,7 +35,9 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     return *ring.slots;
   }
   template <class RingType>
-  void release(RingType&) const {}
+  void release(RingType& ring) const {
+    if (ring.buffer) *ring.buffer = {};
+  }
 
   // Products
 
@@ -64,7 +66,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>&, const B& b, bool) {
     Base::template own<Acc>();
-    static_assert(Base::template is_default<Acc>, "a left operand in registers has the kernel's rows");
+    static_assert(Acc::rows == R, TW_OPERAND_ROWS);
     static_assert(C == B::depth, "both operands contract over the same length");
     require(buffers_.product(nullptr, Reach::block, use_of(b)));
     tally.shared += B::byte_count * right_reads<Acc>();
@@ -124,7 +126,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int R, int C>
   void load(Operand<T, R, C>&, const Buffer<T, R, C, Contract::columns>& from) {
-    require(buffers_.load(from.use, Reach::warpgroup));
+    require(buffers_.load(from.use, R == kRows ? Reach::warpgroup : Reach::block));
     tally.shared += from.byte_count;
   }
 
@@ -283,6 +285,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     bool found = false;
     cost += cost_of([&] { found = apply(f, vector.x); }) * Tile::rows;
     return found;
+  }
+  template <class T, class Tile, class Fn>
+  bool sync_any(const RowVector<T, Tile>& vector, Fn f) const {
+    sync();
+    return any(vector, f);
   }
 
   // Global memory

@@ -333,6 +333,12 @@ struct Buffer {
     use.previous = allocator.last_buffer;
     allocator.last_buffer = &use;
   }
+  /// In the slot of a ring.
+  template <class RingType>
+  requires(RingType::stages == 1) explicit Buffer(RingType& of) {
+    static_assert(byte_count <= static_cast<int>(sizeof(typename RingType::Slot)), TW_BUFFER_IN_SLOT);
+    of.buffer = &use;
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   Number<T>& at(int, int) const {
@@ -414,6 +420,7 @@ struct Ring {
   static constexpr bool gathers = false;
   Slot* slots;
   int filled = 0;
+  BufferUse* buffer = nullptr;  ///< a Buffer in the ring's slot
   explicit Ring(Allocator& allocator) : slots(reinterpret_cast<Slot*>(allocator.bytes(static_cast<i64>(sizeof(Slot)) * Stages))) {}
 };
 

@@ -50,6 +50,10 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     if (ring.taken == 0) schedule_error("a ring's slot is released, but none is taken");
     auto& slot = ring.slots[(ring.next_take - ring.taken + 2 * RingType::stages) % RingType::stages];
     Base::require_unread(slot);
+    if (ring.buffer) {
+      if (ring.buffer->products > 0) schedule_error(kReleasedUnderAProduct);
+      *ring.buffer = {};  // whoever takes the slot again has waited for all that used it
+    }
     if (poison_released_slots()) __builtin_memset(static_cast<void*>(&slot), 0xff, sizeof slot);
     --ring.taken;
   }
@@ -258,6 +262,11 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       if (f(x)) return true;
     return false;
   }
+  template <class T, class Tile, class Fn>
+  bool sync_any(const RowVector<T, Tile>& vector, Fn f) const {
+    sync();
+    return any(vector, f);
+  }
 
   // Global memory
 
@@ -434,6 +443,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void store(const F& from, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     touch(from);
+    Base::require_writable(to);
     require(buffers_.store(to.use, Base::template reach<F>, &Base::template dealing<F>));
     if constexpr (converts<typename F::Element, T>)
       convert_row(to.elements, from.x, R * C);
@@ -444,6 +454,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void store_transposed(const F& from, const Buffer<T, R, C, contract>& to) {
     static_assert(F::rows == C && F::cols == R, "a Buffer has its Fragment's shape, transposed");
     touch(from);
+    Base::require_writable(to);
     require(buffers_.store(to.use, Reach::block, &Base::template dealing<F>));
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) to.at(r, c) = tw::to<T>(from.at(c, r));

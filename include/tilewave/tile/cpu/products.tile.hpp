@@ -51,7 +51,7 @@ class Products : public BlockModel<kRows> {
   template <class Acc, class T, int R, int C, class B>
   void mma(Acc& acc, const Operand<T, R, C>& a, const B& b_tile, bool overwrite) {
     Model::template own<Acc>();
-    static_assert(Model::template is_default<Acc>, "a left operand in registers has the kernel's rows");
+    static_assert(Acc::rows == R, TW_OPERAND_ROWS);
     static_assert(C == B::depth, "both operands contract over the same length");
     require(buffers_.product(nullptr, Reach::block, use_of(b_tile)));
     const auto& b = packed(b_tile, 1);
@@ -114,7 +114,7 @@ class Products : public BlockModel<kRows> {
   }
   template <class T, int R, int C>
   void load(Operand<T, R, C>& to, const Buffer<T, R, C, Contract::columns>& from) {
-    require(buffers_.load(from.use, Reach::warpgroup));
+    require(buffers_.load(from.use, R == kRows ? Reach::warpgroup : Reach::block));
     overwrite(to);
     Copy::pack(to.panels, from.elements, C, 1, R, C, Operand<T, R, C>::panel_depth);
     to.by_rows = false;
@@ -180,10 +180,15 @@ class Products : public BlockModel<kRows> {
   /// Called before a slot is released.
   template <class Slot>
   void require_unread(const Slot& slot) const {
-    for (int i = 0; i < in_flight_; ++i) {
-      if (reads(products_[i].a, slot) || reads(products_[i].b, slot))
-        schedule_error("release of a slot that a product in flight reads: wait for it first");
-    }
+    if (is_read(&slot, sizeof slot)) schedule_error(kReleasedUnderAProduct);
+  }
+  /// Called before a Buffer is stored to. In the slot of a ring it replaces what has arrived there.
+  template <class T, int R, int C, Contract contract>
+  void require_writable(const Buffer<T, R, C, contract>& buffer) const {
+    if (buffer.ring == nullptr) return;
+    if (buffer.ring->taken == 0) schedule_error("a Buffer in the slot of a ring is stored to while the slot is not taken");
+    if (is_read(buffer.elements, sizeof(T) * R * C))
+      schedule_error("a Buffer in the slot of a ring is stored to while a product reads the slot: wait for it first");
   }
 
  private:
@@ -200,11 +205,14 @@ class Products : public BlockModel<kRows> {
     if (in_flight_ == max_in_flight) schedule_error("too many products in flight: wait() for some");
     products_[in_flight_++] = {acc, a, b};
   }
-  template <class Slot>
-  static bool reads(const void* operand, const Slot& slot) {
-    const u8* const p = static_cast<const u8*>(operand);
-    const u8* const first = reinterpret_cast<const u8*>(&slot);
-    return p >= first && p < first + sizeof(Slot);
+  /// Whether a product in flight reads any of these bytes.
+  bool is_read(const void* first, u64 bytes) const {
+    const auto inside = [=](const void* operand) {
+      return static_cast<u64>(static_cast<const u8*>(operand) - static_cast<const u8*>(first)) < bytes;
+    };
+    for (int i = 0; i < in_flight_; ++i)
+      if (inside(products_[i].a) || inside(products_[i].b)) return true;
+    return false;
   }
 };
 

@@ -13,6 +13,7 @@ namespace tw::cpu {
 
 /// Throws tw::Error: the kernel's schedule is wrong (it would deadlock or race on a GPU).
 [[noreturn]] void schedule_error(const char* what);
+inline constexpr const char* kReleasedUnderAProduct = "release of a slot that a product in flight reads: wait for it first";
 inline void require(const char* problem) {
   if (problem != nullptr) schedule_error(problem);
 }
@@ -264,6 +265,7 @@ struct RingState {
   int taken = 0;   ///< slots that were taken and not yet released
   int next_put = 0;
   int next_take = 0;
+  BufferUse* buffer = nullptr;  ///< a Buffer in the ring's slot
   const RingState* previous = nullptr;
 };
 
@@ -312,10 +314,17 @@ struct Buffer {
   using Element = T;
   T* elements;
   mutable BufferUse use;
+  RingState* ring = nullptr;  ///< in whose slot it is
 
   explicit Buffer(Allocator& allocator) : elements(allocator.template slots<T>(R * C)) {
     use.previous = allocator.last_buffer;
     allocator.last_buffer = &use;
+  }
+  /// In the slot of a ring, which says when it is released.
+  template <class RingType>
+  requires(RingType::stages == 1) explicit Buffer(RingType& of) : elements(reinterpret_cast<T*>(of.slots)), ring(&of) {
+    static_assert(sizeof(T) * R * C <= sizeof(typename RingType::Slot), TW_BUFFER_IN_SLOT);
+    of.buffer = &use;
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

@@ -19,12 +19,24 @@ struct Buffer {
   static constexpr int box_cols = Layout::box_cols;
   int offset;
 
-  constexpr explicit Buffer(auto& allocator) : offset(allocator.tiles(sizeof(Layout))) {}
+  /// `memory`: the allocator, or a ring of one slot, whose memory it is.
+  constexpr explicit Buffer(auto& memory) : offset(offset_in(memory)) {}
   TW_INLINE Layout& tile() const { return *reinterpret_cast<Layout*>(shared_memory() + offset); }
   TW_INLINE T& at(int row, int col) const { return tile().at(row, col); }
   template <class U, Contract k, int kColumn, int Count>
   TW_INLINE auto view() const {
     return tile().template view<U, k, kColumn, Count>();
+  }
+
+ private:
+  template <class M>
+  static constexpr int offset_in(M& memory) {
+    if constexpr (requires { M::stages; }) {
+      static_assert(M::stages == 1 && sizeof(Layout) <= sizeof(typename M::Slot), TW_BUFFER_IN_SLOT);
+      return memory.offset();
+    } else {
+      return memory.tiles(sizeof(Layout));
+    }
   }
 };
 /// The tile in shared memory that a product reads.

@@ -58,6 +58,15 @@ TW_INLINE u32 block_count() {
 
 // Synchronisation within a block
 
+/// named_barrier() that tells each thread whether `flag` is true for any of them.
+TW_INLINE bool named_barrier_any([[maybe_unused]] u32 id, [[maybe_unused]] u32 threads, bool flag) {
+  u32 found = flag;
+  TW_ASM("{\n.reg .pred mine, all;\nsetp.ne.b32 mine, %0, 0;\nbarrier.cta.red.or.pred all, %1, %2, mine;\nselp.b32 %0, 1, 0, all;\n}"
+         : "+r"(found)
+         : "r"(id), "r"(threads)
+         : "memory");
+  return found != 0;
+}
 TW_INLINE void named_barrier(u32 id, u32 threads) { TW_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 /// Counts the calling threads at the barrier without waiting there.
 TW_INLINE void named_barrier_arrive(u32 id, u32 threads) { TW_ASM("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }

@@ -44,6 +44,11 @@ struct Ring {
     if (!__builtin_is_constant_evaluated()) slots = ptx::opaque(slots + ptx::address(shared_memory()));
   }
 
+  /// Of the first slot in shared memory.
+  constexpr int offset() const {
+    if (__builtin_is_constant_evaluated()) return static_cast<int>(slots);
+    return static_cast<int>(slots - ptx::address(shared_memory()));
+  }
   TW_INLINE Slot& slot(u32 n) const { return *static_cast<Slot*>(ptx::pointer(slots + n % Stages * static_cast<u32>(sizeof(Slot)))); }
   /// Whether a slot may be filled after `meetings` meetings.
   TW_INLINE bool has_room(u32 meetings) const { return put - (meeting == meetings ? reusable : released) < Stages; }

@@ -15,11 +15,13 @@ struct Threads {
   /// The thread's index among those that compute.
   TW_INLINE int thread() const { return at.block_warp() * 32 + at.lane; }
   /// Waits until all threads that compute have arrived.
-  TW_INLINE void sync() const {
-    if constexpr (kWarps == 4)  // a constant but for teams, so that it takes no register
-      ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup), threads);
-    else
-      ptx::named_barrier(kComputeBarrier, threads);
+  TW_INLINE void sync() const { ptx::named_barrier(barrier(), threads); }
+  /// sync() that returns true, in all threads, if f holds for any of the vector's elements.
+  template <class T, class Tile, class Fn>
+  TW_INLINE bool sync_any(const RowVector<T, Tile>& vector, Fn f) const {
+    bool found = false;
+    for (const auto& x : vector.x) found = found || f(x);
+    return ptx::named_barrier_any(barrier(), threads, found);
   }
   TW_INLINE void sync_warpgroup() const { sync_warpgroup(at); }
   /// Calls f(i) for every i < count, distributed over the block's threads.
@@ -29,6 +31,10 @@ struct Threads {
   }
 
  protected:
+  /// The barrier of the threads that compute: a constant but for teams, so that it takes no register.
+  TW_INLINE u32 barrier() const {
+    return kWarps == 4 ? static_cast<u32>(kWarpgroupBarrier + first_warpgroup) : static_cast<u32>(kComputeBarrier);
+  }
   TW_INLINE void sync_warpgroup(const Position& p) const {
     ptx::named_barrier(static_cast<u32>(kWarpgroupBarrier + first_warpgroup + p.warpgroup), kWarpgroupThreads);
   }

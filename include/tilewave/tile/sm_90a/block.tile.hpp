@@ -68,7 +68,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class Acc, class T, int R, int C, class B>
   TW_INLINE void mma(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     Base::template own<Acc>();
-    static_assert(Acc::column_warps == 1 && row_blocks<Acc> == 1, "a left operand in registers has the kernel's rows");
+    static_assert(Acc::rows == R && row_blocks<Acc> == 1, TW_OPERAND_ROWS);
     multiply_registers(acc, a, cuda::in_shared(b), overwrite);
   }
   /// The same with a 2:4 sparse left operand. It begins when all products in flight have finished.
@@ -105,13 +105,14 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);
   }
 
-  /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows. All its warps have read the tile when
+  /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows, the same as others if there are not so
+  /// many. All its warps have read the tile when
   /// it returns, so the slot may be released.
   template <class T, int R, int C>
   TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     using S = Shared<T, R, C, Contract::columns>;
     const int row =
-        at.warpgroup * kWarpgroupRows + at.warp * 16 + at.lane % 16;  // lanes 0-15 address the left half of a step, 16-31 the right
+        at.warpgroup * kWarpgroupRows % R + at.warp * 16 + at.lane % 16;  // lanes 0-15 address the left half of a step, 16-31 the right
     constexpr int k = instruction_depth<S>;
     TW_UNROLL
     for (int step = 0; step < C / k; ++step)
@@ -400,6 +401,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);
   }
 
+  /// The address of the right operand's rows or columns that belong to this warpgroup's columns of the accumulators.
+  template <class Acc, class B>
+  TW_INLINE u32 own_columns(const B& b) const {
+    const u32 first = ptx::address(b.bytes);
+    if constexpr (Acc::column_warps == 1)
+      return first;
+    else
+      return first + static_cast<u32>(warpgroup / (Warpgroups / Acc::column_warps) * columns_offset<B, Acc::warp_cols>());
+  }
   template <class Acc, class A, class B>
   TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {
     constexpr int depth = A::contract == Contract::columns ? A::cols : A::rows;
@@ -411,9 +421,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     constexpr int row_groups = Warpgroups / Acc::column_warps;  // of warpgroups
     const int row_group = (split ? warpgroup % row_groups : warpgroup) * row_blocks<Acc>;
     const Descriptor a_tile = descriptor<A>(ptx::address(a.bytes) + static_cast<u32>(row_group * warpgroup_offset<A>));
-    u32 b_address = ptx::address(b.bytes);
-    if constexpr (split) b_address += static_cast<u32>(warpgroup / row_groups * columns_offset<B, Acc::warp_cols>());
-    const Descriptor b_tile = descriptor<B>(b_address);
+    const Descriptor b_tile = descriptor<B>(own_columns<Acc>(b));
     begin(acc);
     TW_UNROLL
     for (int block = 0; block < row_blocks<Acc>; ++block) {
@@ -429,7 +437,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void multiply_registers(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(is_same<T, typename B::Element>, "both operands have one element type");
-    const Descriptor b_tile = descriptor<B>(ptx::address(b.bytes));
+    const Descriptor b_tile = descriptor<B>(own_columns<Acc>(b));
     // The fence in begin() orders writes of these registers before the products that read them, so the compiler must not move those
     // writes past the fence.
     TW_UNROLL
@@ -437,8 +445,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     begin(acc);
     TW_UNROLL
     for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)
-      Wgmma<T, Acc::cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
-                                                                    step > 0 || !overwrite);
+      Wgmma<T, Acc::warp_cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
+                                                                         step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
   template <class Acc, class A, class B>

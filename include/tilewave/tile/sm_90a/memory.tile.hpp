@@ -156,6 +156,8 @@ struct Ring {
         full(allocator.barriers(Stages, full_arrivals)),
         empty(allocator.barriers(Stages, allocator.empty_arrivals())) {}
 
+  /// Of the first slot in shared memory.
+  constexpr int offset() const { return slots; }
   TW_INLINE Slot& slot(int index) const {
     return *reinterpret_cast<Slot*>(shared_memory() + slots + index * static_cast<int>(sizeof(Slot)));
   }

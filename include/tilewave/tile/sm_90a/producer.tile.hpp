@@ -112,7 +112,11 @@ struct GatherCopy {
     constexpr int width = 16 / static_cast<int>(sizeof(typename S::Element));
     if (from.cols % width == 0) return cuda::Gathering<cuda::AsyncCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
     // The last 16 bytes of a row would reach past its end. TMA clips them; cp.async would copy what comes after the row.
-    cuda::Gathering<cuda::StridedCopy<kWarpgroupThreads>>(thread).gather(from, to, row_of, col, i, j);
+    const cuda::Gathering<cuda::StridedCopy<kWarpgroupThreads>> strided(thread);
+    if constexpr (requires { row_of.f; })
+      strided.gather(from, to, row_of.f, col, i, j);  // it copies other rows
+    else
+      strided.gather(from, to, row_of, col, i, j);
     ptx::fence_proxy();
     ptx::fence_block();  // arrive_copied() waits for asynchronous copies only
   }
@@ -125,21 +129,20 @@ struct GatherCopy {
   }
 };
 
-/// N numbers that each warp of the producer holds, spread over its lanes. Whole warps ask for them.
-template <int N>
+/// f(0) to f(N - 1), of which each thread of the producer holds those of the rows that it copies by cp.async.
+template <int N, class Fn>
 struct RowNumbers {
-  static_assert(N % 32 == 0, "each lane holds as many");
-  int x[N / 32];
+  using Copy = cuda::AsyncCopy<kWarpgroupThreads>;
+  static_assert(N % Copy::rows_at_once == 0, "each thread copies as many rows");
+  Fn f;
+  int line;  ///< the first of the thread's rows
+  int x[N / Copy::rows_at_once];
 
-  TW_INLINE int operator()(int row) const {
-    int number = 0;
+  TW_INLINE RowNumbers(Fn of, int thread) : f(of), line(thread / Copy::line_pieces) {
     TW_UNROLL
-    for (int n = 0; n < N / 32; ++n) {
-      const int here = cuda::ptx::shuffle(x[n], row % 32);
-      if (row / 32 == n) number = here;
-    }
-    return number;
+    for (int n = 0; n < N / Copy::rows_at_once; ++n) x[n] = f(line + n * Copy::rows_at_once);
   }
+  TW_INLINE int operator()(int row) const { return x[(row - line) / Copy::rows_at_once]; }
 };
 
 /// The producer role. put() waits for a free slot, then calls `fill(copy, slot)`. `kAll`: all its threads call put(), although this variant
@@ -173,14 +176,10 @@ struct Producer {
   /// See tw::row_numbers().
   template <int N, class Fn>
   TW_INLINE auto row_numbers(Fn f) const {
-    if constexpr (kTma && kAll) {
-      RowNumbers<N> numbers;
-      TW_UNROLL
-      for (int n = 0; n < N / 32; ++n) numbers.x[n] = f(n * 32 + thread % 32);
-      return numbers;
-    } else {
+    if constexpr (kTma && kAll)
+      return RowNumbers<N, Fn>(f, thread);
+    else
       return f;
-    }
   }
   template <class RingType, class Fill>
   TW_INLINE void put(RingType& ring, Fill fill) const {
