@@ -10,22 +10,30 @@ namespace tw::kernels::mla {
 ///   o = softmax(scale q K^T) V,  V = K(:, 0:512)
 ///
 /// A tile is 64 rows, row r of a sequence being head r % heads of token r / heads, and a range of the sequence's keys. Keys arrive N at a
-/// time, and are both operands of products from one copy in shared memory. 64 x 512 accumulators are too many for one warpgroup, so two
-/// hold 256 columns each. Each computes half of the scores' columns; both read all weights from shared memory.
-template <class T, int N, int Stages, Cache kCache>
+/// time, and are both operands of products from one copy in shared memory. Two warpgroups each compute the scores of half of the keys, and
+/// half of the output's columns from all weights.
+///
+/// Only one block of keys fits into shared memory. So its columns arrive in groups: while the output's products still read the last ones,
+/// the next keys replace the first. The weights take
+/// the place of the rotary columns, which no product needs any more by then.
+template <class T, int N, Cache kCache>
 struct Decode {
   static constexpr const char* source = "kernels/mla/decode.tile.hpp";
+  static constexpr int kGroup = 128, kGroups = kLatent / kGroup;  ///< columns that arrive together
 
   template <class Target>
   struct On {
     static constexpr int rows = 2 * kRows, warpgroups = rows / 64;  // two warpgroups for each 64 rows
     static constexpr int vector_bytes = 64;
     using Q = Shared<Target, T, kRows, kKey>;
-    using K = Shared<Target, T, N, kKey>;
+    using K = Shared<Target, T, N, kGroup>;
+    using Rotary = Shared<Target, T, N, kRotary>;
+    using Weights = Buffer<Target, T, kRows, N>;
     using Scores = Fragment<Target, float, kRows, N, warpgroups>;
-    using Output = Fragment<Target, float, kRows, kLatent, warpgroups>;
+    using Output = Fragment<Target, float, kRows, kGroup, warpgroups>;
     using Softmax = SharedSoftmax<Target, Scores, kCache>;
-    using Keys = conditional<kGathers<kCache>, GatherRing<Target, K, Stages>, Ring<Target, K, Stages>>;
+    template <class Slot, int Stages>
+    using Keys = conditional<kGathers<kCache>, GatherRing<Target, Slot, Stages>, Ring<Target, Slot, Stages>>;
     using Work = DecodeWork;
     using Schedule = conditional<kCache == Cache::selected, InTurn, RowMajor>;
 
@@ -37,59 +45,45 @@ struct Decode {
     };
     struct Memory {
       Ring<Target, Q, 1> q;
-      Keys keys;
-      Buffer<Target, T, kRows, N> weights;
+      Keys<K, kGroups> keys;
+      Keys<Rotary, 1> rotary;
+      Weights weights;
       RowExchange<Target, float, Scores> exchange;
-      explicit constexpr Memory(auto& block) : q(block), keys(block), weights(block), exchange(block) {}
+      explicit constexpr Memory(auto& block)
+          : q(block), keys(block), rotary(block), weights(place_of_weights(block, rotary)), exchange(block) {}
     };
     struct State {
-      Output out;
+      Output out[kGroups];
       Softmax softmax;
-    };
-    struct Locals {
-      Scores scores;
     };
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int key0 = (w.begin + step) * N;
-      const auto rows = rows_of_keys<kCache, N>(producer, p, w, key0);
+      const auto places = places_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
-      producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, p, w, key0, rows, p.kv, k, 0); });
+      producer.put(memory.rotary, [&](auto copy, Rotary& k) { load_keys<kCache>(copy, p, w, key0, places, p.kv, k, kLatent); });
+      for_groups([&](auto g) {
+        producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, p, w, key0, places, p.kv, k, g.value * kGroup); });
+      });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
-      block.fill(state.out, 0.0f);
+      for_groups([&](auto g) { block.fill(state.out[g.value], 0.0f); });
       if (w.blocks == 0) return;
       const Q& q = block.take(memory.q);
-      if constexpr (scores_follow) {
-        K* k = &block.take(memory.keys);
-        Scores scores;
-        block.mma(scores, q, *k, true);
-        for (int step = 0; step < w.blocks - 1; ++step) {
-          make_weights<false>(block, p, w, step, memory, *k, scores, state);
-          add_output(block, memory, *k, state);
-          k = &block.take(memory.keys);
-          block.mma(scores, q, *k, true);
-          block.wait(leave<1>, state.out);
-          block.release(memory.keys);
-        }
-        make_weights<true>(block, p, w, w.blocks - 1, memory, *k, scores, state);
-        add_output(block, memory, *k, state);
-        block.wait(leave<0>, state.out);
-        block.release(memory.keys);
-      } else {
-        for (int step = 0; step < w.blocks; ++step) {
-          K& k = block.take(memory.keys);
-          Scores scores;
-          block.mma(scores, q, k, true);
-          make_weights<true>(block, p, w, step, memory, k, scores, state);
-          add_output(block, memory, k, state);
-          block.wait(leave<0>, state.out);
-          block.release(memory.keys);
-        }
+      K* keys[kGroups];
+      Scores scores;
+      for (int step = 0; step < w.blocks; ++step) {
+        block.mma(scores, view_columns<kLatent, kRotary>(q), block.take(memory.rotary), true);
+        for_groups([&](auto g) {
+          keys[g.value] = &block.take(memory.keys);
+          block.mma(scores, view_columns<g.value * kGroup, kGroup>(q), *keys[g.value], false);
+        });
+        make_weights(block, p, w, step, memory, keys, scores, state);
+        add_output(block, memory, keys, state);
       }
       block.release(memory.q);
       block.complete(state.softmax.sum, memory.exchange);
@@ -100,41 +94,61 @@ struct Decode {
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
       typename Softmax::PerRow factor;
       state.softmax.factors(block, p, w, factor);
-      block.map(state.out, factor, [](auto x, auto f) { return x * f; });
-      store_output(block, p, w, state.out, 0);
+      for_groups([&](auto g) {
+        block.map(state.out[g.value], factor, [](auto x, auto f) { return x * f; });
+        store_output(block, p, w, state.out[g.value], g.value * kGroup);
+      });
     }
 
    private:
-    /// Only a target that can load either way says whether it loads by TMA.
-    static constexpr bool loads_by_tma() {
-      if constexpr (requires { Target::tma_load; }) return Target::tma_load;
-      return !products_are_synchronous<Target>;
+    /// Blocks of few keys have rotary columns of fewer bytes than weights.
+    static constexpr auto& place_of_weights(auto& block, auto& rotary) {
+      if constexpr (N < kRows)
+        return block;
+      else
+        return rotary;
     }
-    /// The next block's scores are started right after this block's output, so that the tensor cores go on while this one's end is awaited.
-    /// That takes two blocks in shared memory, and registers that a producer without TMA does not leave.
-    static constexpr bool scores_follow = loads_by_tma() && !kGathers<kCache>;
-
-    /// Waits for a block's scores and stores its weights, which all warps can then multiply. Only the split's last block can reach past the
-    /// sequence's end.
-    template <bool kLast>
-    TW_INLINE static void make_weights(auto& block, const Params& p, const Work& w, int step, Memory& memory, K& k, Scores& scores,
-                                       State& state) {
+    /// Waits for a block's scores and stores its weights, which all warps can then multiply.
+    TW_INLINE static void make_weights(auto& block, const Params& p, const Work& w, int step, Memory& memory, K* (&keys)[kGroups],
+                                       Scores& scores, State& state) {
       const int key0 = (w.begin + step) * N;
       Entries<Target, Scores, kCache> entries;
       entries.read(block, p, w, key0);
       block.wait(leave<0>, scores);
+      // The weights replace rotary columns that other warps may still read, unless each warpgroup replaces those of its own keys.
+      static_assert(products_are_synchronous<Target> || N == rows);
+      if constexpr (products_are_synchronous<Target>) block.sync();
       entries.hide_missing(block, p, scores);
       // Other tokens follow the sequence's last one. They may be NaN, which weights of 0 would not hide.
-      if (kLast && !kGathers<kCache> && key0 + N > w.seqlen) block.zero_rows(k, w.seqlen - key0);
+      if (!kGathers<kCache> && key0 + N > w.seqlen) for_groups([&](auto g) { block.zero_rows(*keys[g.value], w.seqlen - key0); });
       if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
-      state.softmax.add(block, p.scale_log2, memory.exchange, scores,
-                        [&](const auto& decay) { block.map(state.out, decay, [](auto x, auto d) { return x * d; }); });
-      block.store(scores, memory.weights);
-      block.fence();
-      block.sync();
+      state.softmax.add(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
+        for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
+      });
     }
-    TW_INLINE static void add_output(auto& block, Memory& memory, const K& k, State& state) {
-      block.mma(state.out, memory.weights, view_columns<0, kLatent>(view<Contract::rows>(k)), false);
+    /// Multiplies the weights and each group of the keys' columns, which is released as soon as it has been read.
+    TW_INLINE static void add_output(auto& block, Memory& memory, K* (&keys)[kGroups], State& state) {
+      const auto add = [&](const auto& weights) {
+        for_groups([&](auto g) { block.mma(state.out[g.value], weights, view<Contract::rows>(*keys[g.value]), false); });
+        for_groups([&](auto g) {
+          block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
+          block.release(memory.keys);
+        });
+      };
+      if constexpr (products_are_synchronous<Target>) {
+        add(memory.weights);
+        block.release(memory.rotary);
+      } else {
+        // From registers tensor cores need not read the weights once for each group, and the next rotary columns can arrive.
+        Operand<Target, T, kRows, N> weights;
+        block.load(weights, memory.weights);
+        block.release(memory.rotary);
+        add(weights);
+      }
+    }
+    TW_INLINE static void for_groups(auto f) {
+      static_assert(kGroups == 4);
+      f(Constant<0>{}), f(Constant<1>{}), f(Constant<2>{}), f(Constant<3>{});
     }
   };
 };

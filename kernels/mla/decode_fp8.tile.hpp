@@ -62,13 +62,13 @@ struct DecodeFp8 {
     TW_INLINE static int steps(const Params&, const Work& w) { return w.blocks; }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int key0 = (w.begin + step) * N;
-      const auto rows = rows_of_keys<kCache, N>(producer, p, w, key0);
+      const auto places = places_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
       producer.put(memory.keys, [&](auto copy, Slot& slot) {
         TW_UNROLL
-        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, p, w, key0, rows, p.codes, slot.codes[g], g * kGroup);
-        load_keys<kCache>(copy, p, w, key0, rows, p.scales, slot.scales, 0);
-        load_keys<kCache>(copy, p, w, key0, rows, p.rotary, slot.rotary, 0);
+        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, p, w, key0, places, p.codes, slot.codes[g], g * kGroup);
+        load_keys<kCache>(copy, p, w, key0, places, p.scales, slot.scales, 0);
+        load_keys<kCache>(copy, p, w, key0, places, p.rotary, slot.rotary, 0);
       });
     }
 
@@ -98,13 +98,10 @@ struct DecodeFp8 {
         block.release(memory.keys);
         entries.hide_missing(block, p, scores);
         if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
-        state.softmax.add(block, p.scale_log2, memory.exchange, scores, [&](const auto& decay) {
+        state.softmax.add(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
           TW_UNROLL
           for (int g = 0; g < kGroups; ++g) block.map(state.out[g], decay, [](auto x, auto d) { return x * d; });
         });
-        block.store(scores, memory.weights);
-        block.fence();
-        block.sync();
         for_groups(memory,
                    [&](auto g, Widened& k) { block.mma(state.out[decltype(g)::value], memory.weights, view<Contract::rows>(k), false); });
         block.wait(leave<0>, state.out[0], state.out[1], state.out[2], state.out[3]);

@@ -15,10 +15,14 @@ inline constexpr int kRows = 64;
 /// Where the keys of a sequence are.
 enum class Cache {
   contiguous,  ///< side by side
-  pages,       ///< in pages of a multiple of 16 tokens, which are copied 16 to 64 tokens at a time
+  pages,       ///< in pages of a multiple of kPageMultiple tokens, of which so many are copied at once
   tokens,      ///< in pages of any size, gathered token by token
   selected     ///< anywhere in it: each sequence, of one query, has a list of the keys that it sees
 };
+inline constexpr int kPageMultiple = 64;
+/// Tokens of a page that are copied at once to a block of N keys.
+template <int N>
+inline constexpr int kCopiedRows = min(N, kPageMultiple);
 /// Whether keys are gathered one by one. Those that do not exist then arrive as zeros.
 template <Cache kCache>
 inline constexpr bool kGathers = kCache == Cache::tokens || kCache == Cache::selected;
@@ -40,10 +44,10 @@ struct DecodeParams {
   Integers seqlens;                   ///< [batch]; null: the capacity
   Integers pages;                     ///< [batch, pages of a sequence]
   i64 pages_stride;
-  int page_size, page_rows;  ///< tokens of a page, and tokens copied at once
-  int page_step;             ///< rows from a page to the next, gathered
-  int page_count;            ///< pages of the cache
-  int capacity;              ///< tokens of a sequence, or entries of its list, at most
+  int page_size;   ///< tokens of a page
+  int page_step;   ///< rows from a page to the next, gathered
+  int page_count;  ///< pages of the cache
+  int capacity;    ///< tokens of a sequence, or entries of its list, at most
   int batch, heads, seqlen_q;
   int splits;  ///< of a sequence's keys
   bool causal;
@@ -92,39 +96,49 @@ struct InPage {
   }
 };
 
-/// The rows of memory that hold the N keys from key0 on, for load_keys(): -1 where there is none.
+/// Where the N keys from key0 on are, for load_keys(): one number for each row that is gathered, -1 where there is no key; a place for each
+/// page. They are looked up once for all columns, before the producer waits for room.
 template <Cache kCache, int N>
-TW_INLINE auto rows_of_keys(auto& producer, const auto& p, const DecodeWork& w, int key0) {
+TW_INLINE auto places_of_keys(auto& producer, const auto& p, const DecodeWork& w, int key0) {
+  // Without branches, so that all numbers are on their way at the same time.
   if constexpr (kCache == Cache::selected) {
     return row_numbers<N>(producer, [&p, &w, key0](int row) {
-      if (key0 + row >= w.seqlen) return -1;
-      const int entry = *p.indices.template at<const i32>(w.batch, key0 + row, 0, 0);
+      const int entry = *p.indices.template at<const i32>(w.batch, min(key0 + row, w.seqlen - 1), 0, 0);
       const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
-      if (token >= p.tokens()) return -1;
-      return static_cast<int>(token / size) * p.page_step + static_cast<int>(token % size);
+      const int place = static_cast<int>(token / size) * p.page_step + static_cast<int>(token % size);
+      return key0 + row < w.seqlen && token < p.tokens() ? place : -1;
     });
+  } else if constexpr (kCache == Cache::tokens) {
+    return row_numbers<N>(producer, [&p, &w, key0](int row) {
+      const InPage at = InPage::find(p, w, min(key0 + row, w.seqlen - 1));
+      return key0 + row < w.seqlen ? at.page * p.page_step + at.token : -1;
+    });
+  } else if constexpr (kCache == Cache::pages) {
+    struct Pages {
+      InPage at[N / kCopiedRows<N>];
+    } pages;
+    TW_UNROLL
+    for (int n = 0; n < N / kCopiedRows<N>; ++n)  // what comes after the last token does not matter
+      pages.at[n] = InPage::find(p, w, min(key0 + n * kCopiedRows<N>, w.seqlen - 1));
+    return pages;
   } else {
-    return [&p, &w, key0](int row) {
-      if (key0 + row >= w.seqlen) return -1;
-      const InPage at = InPage::find(p, w, key0 + row);
-      return at.page * p.page_step + at.token;
-    };
+    return 0;  // side by side
   }
 }
 
-/// Copies columns from `col` on of the keys from key0 on. `rows`: rows_of_keys().
+/// Copies columns from `col` on of the keys from key0 on, which are at `places`.
 template <Cache kCache, class S>
-TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& rows, const auto& from, S& to, int col) {
+TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& places, const auto& from, S& to, int col) {
   if constexpr (kCache == Cache::contiguous) {
     copy.tile(from, to, key0, col, w.batch);
   } else if constexpr (kCache == Cache::pages) {
-    TW_NO_UNROLL
-    for (int r = 0; r < S::rows; r += p.page_rows) {
-      const InPage at = InPage::find(p, w, min(key0 + r, w.seqlen - 1));  // what comes after the last token does not matter
-      copy.part(from, to, r, p.page_rows, at.token, col, at.page);
+    TW_UNROLL
+    for (int n = 0; n < S::rows / kCopiedRows<S::rows>; ++n) {
+      const InPage& at = places.at[n];
+      copy.part(from, to, n * kCopiedRows<S::rows>, kCopiedRows<S::rows>, at.token, col, at.page);
     }
   } else {
-    copy.gather(from, to, rows, col);
+    copy.gather(from, to, places, col);
   }
 }
 
@@ -161,9 +175,9 @@ struct SharedSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
   struct Nothing {};
   static constexpr bool selected = kCache == Cache::selected;
-  /// A row's base is raised to its largest exponent only when a weight would exceed 2^kGrowth: in practice once or never. That is in the
-  /// range of f16, and makes no weight smaller than it would be otherwise.
-  static constexpr float kGrowth = 8.0f;
+  /// A row's base is raised to its largest exponent only when a thread's part of the weights' sum exceeds this. All weights are then in the
+  /// range of f16, and none is smaller than it would be otherwise.
+  static constexpr float kLargest = 256.0f;
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
@@ -176,28 +190,43 @@ struct SharedSoftmax {
     block.fill(base, kUnseen);
     block.fill(sum, 0.0f);
   }
-  /// Turns scores into weights and adds these to the sums. rescale(decay) multiplies the output so far by a factor for each row, if a row
-  /// of this warp needs it.
+  /// Stores the weights of scores, so that tensor cores may read them, and adds them to the sums. rescale(decay) multiplies the output so
+  /// far by a factor for each row.
+  ///
+  /// The weights are computed with the base that there is, before anyone knows whether it is still large enough: the barrier after which
+  /// all warps may multiply them tells. So the maxima of rows, which are exchanged between warpgroups, are needed once or twice in a tile.
   template <class Rescale>
-  TW_INLINE void add(auto& block, float scale_log2, const auto& exchange, Scores& scores, Rescale rescale) {
-    PerRow largest, decay;
-    RowVector<Target, bool, Scores> raised;
-    block.row_max(scores, largest, exchange);
-    if constexpr (selected) block.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
-    block.for_rows(base, [&](int, int i, auto& b) {
-      const auto exponent = largest[i] * scale_log2;
-      const bool raise = exponent > b + kGrowth;
-      const auto next = raise ? exponent : b;
-      decay[i] = exp2(b - next);
-      raised[i] = raise;
-      b = next;
-      sum[i] *= decay[i];
-    });
-    if (block.any(raised, [](bool x) { return x; })) rescale(decay);
-    block.rows(scores, [&](int i, auto row) {
-      const auto b = base[i];
-      sum[i] += row.map_partial_sum([&](auto x) { return exp2(x * scale_log2 - b); });
-    });
+  TW_INLINE void add(auto& block, const auto& p, const auto& exchange, const Scores& scores, const auto& weights, Rescale rescale) {
+    const auto store_weights = [&](PerRow& part) {
+      Scores x = scores;
+      block.rows(x, [&](int i, auto row) {
+        const auto b = base[i];
+        part[i] = row.map_partial_sum([&](auto score) { return exp2(score * p.scale_log2 - b); });
+      });
+      block.store(x, weights);
+      block.fence();
+    };
+    PerRow part;
+    store_weights(part);
+    const bool raise = block.sync_any(part, [](auto x) { return !(x <= kLargest); });
+    if (raise || (selected && p.max_logits)) {
+      PerRow largest;
+      block.row_max(scores, largest, exchange);
+      if constexpr (selected) block.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
+      if (raise) {
+        PerRow decay;
+        block.for_rows(base, [&](int, int i, auto& b) {
+          const auto next = max(b, largest[i] * p.scale_log2);
+          decay[i] = exp2(b - next);
+          sum[i] *= decay[i];
+          b = next;
+        });
+        rescale(decay);
+        store_weights(part);
+        block.sync();
+      }
+    }
+    block.for_rows(sum, [&](int, int i, auto& x) { x += part[i]; });
   }
   /// Stores the rows' log-sum-exp, and their largest logits.
   TW_INLINE void store_lse(auto& block, const auto& p, const DecodeWork& w) {

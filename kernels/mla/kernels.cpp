@@ -51,17 +51,8 @@ void run_as(const Call& call) {
 }  // namespace
 
 Kernel generic_kernel(Kernel kernel, std::int64_t generic_shared) {
-  // Queries, keys in stages, weights and the exchange between warpgroups: 225, 152 and 99 KB.
-  struct Choice {
-    int keys, stages;
-  };
-  constexpr Choice kChoices[] = {{64, 2}, {32, 2}, {16, 1}};
-  constexpr int kRowBytes = 2 * kKey, kWeights = kRows * 128, kExchange = 512;
-  for (const auto& [keys, stages] : kChoices) {
-    kernel.keys = keys;
-    kernel.stages = stages;
-    if (kRowBytes * (kRows + stages * keys) + kWeights + kExchange <= generic_shared) break;
-  }
+  // Queries, keys and the exchange between warpgroups are 145 KB.
+  kernel.keys = 2 * kKey * (kRows + 64) + 512 <= generic_shared ? 64 : 16;
   return kernel;
 }
 
@@ -72,15 +63,14 @@ Kernel choose_kernel(const Call& call, std::int64_t generic_shared) {
           kFp8Bytes, generic_shared);
   if (generic_shared > 0 && !kernel.fp8) kernel = generic_kernel(kernel, generic_shared);
   if (call.indices != nullptr) kernel.cache = Cache::selected;
-  if (call.pages != nullptr) kernel.cache = call.page_size() % 16 == 0 ? Cache::pages : Cache::tokens;
+  if (call.pages != nullptr) kernel.cache = call.page_size() % kPageMultiple == 0 ? Cache::pages : Cache::tokens;
   return kernel;
 }
 
 std::string type_of(const Kernel& k) {
   if (k.fp8)
     return tw::format("tw::kernels::mla::DecodeFp8<{}, {}, tw::kernels::mla::Cache::{}>", element_name(k.dtype), k.keys, name_of(k.cache));
-  return tw::format("tw::kernels::mla::Decode<{}, {}, {}, tw::kernels::mla::Cache::{}>", element_name(k.dtype), k.keys, k.stages,
-                    name_of(k.cache));
+  return tw::format("tw::kernels::mla::Decode<{}, {}, tw::kernels::mla::Cache::{}>", element_name(k.dtype), k.keys, name_of(k.cache));
 }
 std::string name_of(const Kernel& k) {
   const std::string_view cached = k.fp8 ? "fp8" : tw::name_of(k.dtype);

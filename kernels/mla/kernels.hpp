@@ -1,7 +1,7 @@
 #pragma once
 
+#include <algorithm>
 #include <compare>
-#include <numeric>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -18,16 +18,15 @@ namespace tw::kernels::mla {
 /// One of the family's kernels by the values that name it.
 struct Kernel {
   DType dtype = DType::bf16;
-  int keys = 64;   ///< of a block, which are in shared memory at once
-  int stages = 2;  ///< such blocks
   Cache cache = Cache::contiguous;
-  bool fp8 = false;  ///< the cache's latent columns are e4m3; then there is one stage
+  bool fp8 = false;           ///< the cache's latent columns are e4m3
+  int keys = fp8 ? 64 : 128;  ///< of a block, which are in shared memory at once
   auto operator<=>(const Kernel&) const = default;
 };
 
 /// The kernel for a call. `generic_shared`: the shared memory of a block where kernels are compiled for the generic target, else 0.
 Kernel choose_kernel(const Call& call, std::int64_t generic_shared);
-/// Keys and stages for blocks with so much shared memory, on the generic target.
+/// With the keys that fit into so much shared memory, on the generic target.
 Kernel generic_kernel(Kernel kernel, std::int64_t generic_shared);
 
 /// The type for the run-time compiler.
@@ -37,8 +36,7 @@ std::string name_of(const Kernel& kernel);
 
 /// The same kernel as a type: for Params, which are those of every kernel of the dtype, and for the CPU and analysis targets.
 template <Kernel k>
-using HostKernel =
-    conditional<k.fp8, DecodeFp8<ElementOf<k.dtype>, k.keys, k.cache>, Decode<ElementOf<k.dtype>, k.keys, k.stages, k.cache>>;
+using HostKernel = conditional<k.fp8, DecodeFp8<ElementOf<k.dtype>, k.keys, k.cache>, Decode<ElementOf<k.dtype>, k.keys, k.cache>>;
 
 inline TileGrid grid_of(const Call& call) {
   return {.m = call.splits, .n = static_cast<int>((call.q.shape(1) + kRows - 1) / kRows), .batch = call.batch()};
@@ -56,7 +54,7 @@ inline Tensor as_tokens(const Tensor& kv) {
 template <class Params>
 void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel) {
   bind(p.q, call.q);
-  const int copied = kernel.cache == Cache::pages ? std::gcd(call.page_size(), kernel.keys) : kernel.keys;
+  const int copied = kernel.cache == Cache::pages ? std::min(kPageMultiple, kernel.keys) : kernel.keys;
   const bool empty = call.kv.numel() == 0, gathers = (kernel.cache == Cache::tokens || kernel.cache == Cache::selected) && !empty;
   // Without keys nothing is read, but a tensor map must describe some memory: that of q.
   const Tensor kv = empty ? Tensor() : gathers ? as_tokens(call.kv) : call.kv;
@@ -79,7 +77,6 @@ void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel) {
   p.pages = call.pages;
   p.pages_stride = call.pages_stride;
   p.page_size = std::max(1, call.page_size());
-  p.page_rows = copied;
   p.page_step = gathers ? static_cast<int>(page_step(call.kv)) : p.page_size;
   p.page_count = static_cast<int>(call.kv.shape(0));
   p.capacity = call.capacity;

@@ -254,11 +254,11 @@ TEST(MlaWork, SplitsCoverTheKeys) {
           const On::Work w = On::work(p, {part, n, 0});
           EXPECT_EQ(w.begin, end);
           EXPECT_GE(w.blocks, 0);
-          EXPECT_LE(w.blocks, used / 64 / splits + 1);
+          EXPECT_LE(w.blocks, used / 128 / splits + 1);
           end += w.blocks;
         }
         const int last_token = std::min(n * 64 + 63, 143) / 48;
-        EXPECT_EQ(end, (std::clamp(used - 3 + last_token + 1, 0, used) + 63) / 64) << seqlen << " " << splits << " " << n;
+        EXPECT_EQ(end, (std::clamp(used - 3 + last_token + 1, 0, used) + 127) / 128) << seqlen << " " << splits << " " << n;
       }
     }
   }
