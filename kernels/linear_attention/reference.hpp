@@ -72,8 +72,9 @@ struct NaivePass {
   double rounded(double x) const { return test::round_to(dtype, static_cast<float>(x)); }
   /// exp of the sum of gates from `first` to `last` - 1.
   double decay(std::size_t first, std::size_t last) const {
+    if (h.g.empty()) return 1;
     double sum = 0;
-    for (std::size_t t = first; t < last && !h.g.empty(); ++t) sum += h.g[t];
+    for (std::size_t t = first; t < last; ++t) sum += h.g[t];
     return std::exp(sum);
   }
   std::vector<double> run(const std::vector<double>& q, const std::vector<double>& k, const std::vector<double>& v,
@@ -100,13 +101,13 @@ struct NaivePass {
   }
   std::vector<double> state(const std::vector<double>& k, const std::vector<double>& v, const std::vector<double>& initial, bool backwards,
                             double scale) const {
-    std::vector<double> result(h.dk * h.dv);
+    std::vector<double> result(h.dk * h.dv), decays(h.steps);
+    for (std::size_t t = 0; t < h.steps; ++t) decays[t] = backwards ? decay(0, t + 1) : decay(t + 1, h.steps);
+    const double whole = decay(0, h.steps);
     for (std::size_t a = 0; a < h.dk; ++a) {
       for (std::size_t c = 0; c < h.dv; ++c) {
-        auto sum = static_cast<float>(initial.empty() ? 0.0 : initial[a * h.dv + c] * decay(0, h.steps));
-        for (std::size_t t = 0; t < h.steps; ++t)
-          sum += static_cast<float>(k[t * h.dk + a] *
-                                    rounded(v[t * h.dv + c] * scale * (backwards ? decay(0, t + 1) : decay(t + 1, h.steps))));
+        auto sum = static_cast<float>(initial.empty() ? 0.0 : initial[a * h.dv + c] * whole);
+        for (std::size_t t = 0; t < h.steps; ++t) sum += static_cast<float>(k[t * h.dk + a] * rounded(v[t * h.dv + c] * scale * decays[t]));
         result[a * h.dv + c] = sum;
       }
     }

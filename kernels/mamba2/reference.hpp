@@ -212,13 +212,14 @@ class NaiveMamba2 {
   }
   std::vector<double> state(const std::vector<double>& rows, const std::vector<double>& columns, const std::vector<double>& from,
                             bool backwards) const {
-    std::vector<double> result(h.dim * h.state);
+    std::vector<double> result(h.dim * h.state), decays(h.steps);
+    for (std::size_t t = 0; t < h.steps; ++t) decays[t] = backwards ? decay(0, t + 1) : decay(t + 1, h.steps);
+    const double whole = decay(0, h.steps);
     for (std::size_t p = 0; p < h.dim; ++p) {
       for (std::size_t n = 0; n < h.state; ++n) {
-        auto sum = static_cast<float>(from.empty() ? 0.0 : from[p * h.state + n] * decay(0, h.steps));
+        auto sum = static_cast<float>(from.empty() ? 0.0 : from[p * h.state + n] * whole);
         for (std::size_t t = 0; t < h.steps; ++t)
-          sum += static_cast<float>(rounded(rows[t * h.dim + p] * (backwards ? decay(0, t + 1) : decay(t + 1, h.steps))) *
-                                    columns[t * h.state + n]);
+          sum += static_cast<float>(rounded(rows[t * h.dim + p] * decays[t]) * columns[t * h.state + n]);
         result[p * h.state + n] = sum;
       }
     }
