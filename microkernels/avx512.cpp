@@ -25,12 +25,12 @@ struct Avx512 {
   static constexpr int kDepth = 128;             // four panels of 8 KB
   static constexpr bool kStarts = false;
 
-  static Register zero() { return _mm512_setzero_ps(); }
-  static Register load(const float* from) { return _mm512_loadu_ps(from); }
+  [[gnu::always_inline]] static Register zero() { return _mm512_setzero_ps(); }
+  [[gnu::always_inline]] static Register load(const float* from) { return _mm512_loadu_ps(from); }
   static void store(float* to, Register x) { _mm512_storeu_ps(to, x); }
-  static Register columns(const float* from) { return load(from); }
-  static Register row(const float* from) { return _mm512_set1_ps(*from); }
-  static Register multiply_add(Register x, Register y, Register z) { return _mm512_fmadd_ps(x, y, z); }
+  [[gnu::always_inline]] static Register columns(const float* from) { return load(from); }
+  [[gnu::always_inline]] static Register row(const float* from) { return _mm512_set1_ps(*from); }
+  [[gnu::always_inline]] static Register multiply_add(Register x, Register y, Register z) { return _mm512_fmadd_ps(x, y, z); }
   static void accumulate(float* to, Register sum, bool overwrite) { store(to, overwrite ? sum : _mm512_add_ps(load(to), sum)); }
 
   static __m128i load_quarter(const void* bits) { return _mm_loadu_si128(static_cast<const __m128i_u*>(bits)); }

@@ -25,14 +25,14 @@ struct Bf16 {
   static constexpr int kDepth = 128;             // four panels of 8 KB
   static constexpr bool kStarts = false;
 
-  static Register zero() { return _mm512_setzero_ps(); }
-  static __m512i columns(const unsigned short* from) { return _mm512_loadu_si512(from); }
-  static __m512i row(const unsigned short* from) {
+  [[gnu::always_inline]] static Register zero() { return _mm512_setzero_ps(); }
+  [[gnu::always_inline]] static __m512i columns(const unsigned short* from) { return _mm512_loadu_si512(from); }
+  [[gnu::always_inline]] static __m512i row(const unsigned short* from) {
     int group;
     __builtin_memcpy(&group, from, sizeof group);
     return _mm512_set1_epi32(group);
   }
-  static Register multiply_add(__m512i row, __m512i columns, Register sum) {
+  [[gnu::always_inline]] static Register multiply_add(__m512i row, __m512i columns, Register sum) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(row), reinterpret_cast<__m512bh>(columns));
   }
   static void accumulate(float* to, Register sum, bool overwrite) {

@@ -26,15 +26,19 @@ struct Vnni {
   static constexpr int kDepth = 128;             // four panels of 8 KB
   static constexpr bool kStarts = true;
 
-  static Register zero() { return _mm512_setzero_si512(); }
-  static Register start(int sum) { return _mm512_set1_epi32(sum); }
-  static Register columns(const signed char* from) { return _mm512_xor_si512(_mm512_loadu_si512(from), _mm512_set1_epi8(-128)); }
-  static Register row(const signed char* from) {
+  [[gnu::always_inline]] static Register zero() { return _mm512_setzero_si512(); }
+  [[gnu::always_inline]] static Register start(int sum) { return _mm512_set1_epi32(sum); }
+  [[gnu::always_inline]] static Register columns(const signed char* from) {
+    return _mm512_xor_si512(_mm512_loadu_si512(from), _mm512_set1_epi8(-128));
+  }
+  [[gnu::always_inline]] static Register row(const signed char* from) {
     int group;
     __builtin_memcpy(&group, from, sizeof group);
     return _mm512_set1_epi32(group);
   }
-  static Register multiply_add(Register row, Register columns, Register sum) { return _mm512_dpbusd_epi32(sum, columns, row); }
+  [[gnu::always_inline]] static Register multiply_add(Register row, Register columns, Register sum) {
+    return _mm512_dpbusd_epi32(sum, columns, row);
+  }
   static void accumulate(int* to, Register sum, bool overwrite) {
     _mm512_storeu_si512(to, overwrite ? sum : _mm512_add_epi32(_mm512_loadu_si512(to), sum));
   }

@@ -24,12 +24,12 @@ struct Baseline {
   static constexpr int kDepth = 256;
   static constexpr bool kStarts = false;
 
-  static Register zero() { return Register{0, 0, 0, 0}; }
-  static Register load(const void* from) { return *static_cast<const Unaligned*>(from); }
+  [[gnu::always_inline]] static Register zero() { return Register{0, 0, 0, 0}; }
+  [[gnu::always_inline]] static Register load(const void* from) { return *static_cast<const Unaligned*>(from); }
   static void store(float* to, Register x) { *reinterpret_cast<Unaligned*>(to) = x; }
-  static Register columns(const float* from) { return load(from); }
-  static Register row(const float* from) { return Register{*from, *from, *from, *from}; }
-  static Register multiply_add(Register x, Register y, Register z) { return x * y + z; }
+  [[gnu::always_inline]] static Register columns(const float* from) { return load(from); }
+  [[gnu::always_inline]] static Register row(const float* from) { return Register{*from, *from, *from, *from}; }
+  [[gnu::always_inline]] static Register multiply_add(Register x, Register y, Register z) { return x * y + z; }
   static void accumulate(float* to, Register sum, bool overwrite) { store(to, overwrite ? sum : load(to) + sum); }
 
   static float from_bits(unsigned bits) { return __builtin_bit_cast(float, bits); }

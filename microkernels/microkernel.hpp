@@ -13,6 +13,7 @@
 //   columns, row       one group of k of kWidth consecutive columns; of one row, for all columns
 //   multiply_add       sum + row * columns
 //   kStarts            whether the caller says what the sums of each row start with; start() makes a register of it
+// What the loop over k calls is always inlined: GCC inlines nothing else into a function with other sanitizers.
 
 #include "tilewave/tile/cpu/library.tile.hpp"
 
@@ -54,10 +55,31 @@ struct Operands {
   bool overwrite;
 };
 
+// The address sanitizer checks the lines that a loop over k reads before the loop. A check at each read makes the loop eight times slower,
+// and tests of models wait for little else.
+#if defined(__SANITIZE_ADDRESS__)
+#define TILEWAVE_LINES_ARE_CHECKED __attribute__((no_sanitize("address")))
+extern "C" void* __asan_region_is_poisoned(void* begin, unsigned long size);
+
+/// Reports a read outside of the program's memory among those of `elements` elements in each of `groups` lines.
+template <class Element>
+void check_lines(const Element* first, int groups, int elements) {
+  if (groups == 0) return;
+  const auto bytes = static_cast<unsigned long>((groups - 1) * kLine<Element> + elements) * sizeof(Element);
+  const void* const outside = __asan_region_is_poisoned(const_cast<Element*>(first), bytes);
+  if (outside != nullptr) static_cast<void>(*static_cast<const volatile char*>(outside));
+}
+#else
+#define TILEWAVE_LINES_ARE_CHECKED
+template <class Element>
+void check_lines(const Element*, int, int) {}
+#endif
+
 /// A tile of accumulators, Rows by Vectors * kWidth: `a` steps through one panel, b[j] through the panel of the j-th vector of columns.
 template <class P, int Rows, int Vectors>
-[[gnu::noinline]] void microkernel(typename P::Sum* acc, long acc_stride, const typename P::Element* a, const typename P::Element* const* b,
-                                   int groups, [[maybe_unused]] const int* start, bool overwrite) {
+[[gnu::noinline]] TILEWAVE_LINES_ARE_CHECKED void microkernel(typename P::Sum* acc, long acc_stride, const typename P::Element* a,
+                                                              const typename P::Element* const* b, int groups,
+                                                              [[maybe_unused]] const int* start, bool overwrite) {
   using Element = typename P::Element;
   typename P::Register sum[Rows][Vectors];
   const Element* column[Vectors];
@@ -119,6 +141,9 @@ void column_group(const Operands<P>& x, const typename P::Element* const* b) {
       auto* out = x.acc + (panel + row) * x.acc_stride;
       const auto* from = panel_a + row * kGroup<typename P::Element>;
       const int* start = x.start == nullptr ? nullptr : x.start + panel + row;
+      check_lines(from, x.groups, taken * kGroup<typename P::Element>);
+      if (start != nullptr) check_lines(start, 1, taken);
+      for (int j = 0; j < Vectors; ++j) check_lines(b[j], x.groups, P::kWidth * kGroup<typename P::Element>);
       if constexpr (MostRows >= 8) {
         if (taken == 8) microkernel<P, 8, Vectors>(out, x.acc_stride, from, b, x.groups, start, x.overwrite);
       }

@@ -395,6 +395,21 @@ TEST_P(CpuLibrary, ProductsOfI8Extremes) {
   }
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+// The loop over k has no checks of its own: microkernels/microkernel.hpp.
+TEST_P(CpuLibrary, ProductsReportReadsOutsideOfPanels) {
+  constexpr int kDepth = 40;
+  const std::vector<float> whole(kPanelRows * kDepth), less(kPanelRows * kDepth - 1);
+  std::vector<float> acc(kPanelRows * kPanelRows);
+  const auto multiply = [&](const std::vector<float>& a, const std::vector<float>& b) {
+    GetParam()->mma_f32(acc.data(), kPanelRows, a.data(), b.data(), kPanelRows, kPanelRows, kDepth, kDepth, true);
+  };
+  multiply(whole, whole);
+  EXPECT_DEATH(multiply(less, whole), "heap-buffer-overflow");
+  EXPECT_DEATH(multiply(whole, less), "heap-buffer-overflow");
+}
+#endif
+
 TEST_P(CpuLibrary, ProductsOfBf16InfinityAndNan) {
   constexpr int kDepth = 40;
   constexpr unsigned short kOne = 0x3f80, kInfinity = 0x7f80, kNan = 0x7fc0;
