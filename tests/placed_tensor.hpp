@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -83,13 +85,17 @@ class PlacedTensor {
   testing::AssertionResult gaps_intact() const {
     const Tensor host = buffer_.to(Device::cpu());
     const std::size_t size = size_of(host.dtype());
-    std::vector<bool> element(static_cast<std::size_t>(host.numel()));
-    for_each_offset([&](std::int64_t offset) { element[static_cast<std::size_t>(offset)] = true; });
     const auto* const bytes = static_cast<const unsigned char*>(host.data());
-    for (std::size_t i = 0; i < element.size() * size; ++i) {
-      if (!element[i / size] && bytes[i] != 0xff)
-        return testing::AssertionFailure() << "memory outside of " << tensor_.describe() << " was written, at "
-                                           << static_cast<std::int64_t>(i / size) - first_ << " elements from the first";
+    // Poison with the same elements in it, compared as a whole: byte by byte it takes half of a test's time under the sanitizers.
+    std::vector<unsigned char> intact(static_cast<std::size_t>(host.numel()) * size, 0xff);
+    for_each_offset([&](std::int64_t offset) {
+      const std::size_t at = static_cast<std::size_t>(offset) * size;
+      std::memcpy(intact.data() + at, bytes + at, size);
+    });
+    if (std::memcmp(intact.data(), bytes, intact.size()) != 0) {
+      const std::ptrdiff_t written = std::mismatch(intact.begin(), intact.end(), bytes).first - intact.begin();
+      return testing::AssertionFailure() << "memory outside of " << tensor_.describe() << " was written, at "
+                                         << written / static_cast<std::ptrdiff_t>(size) - first_ << " elements from the first";
     }
     return testing::AssertionSuccess();
   }
