@@ -30,6 +30,7 @@
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/log_mel.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -403,6 +404,45 @@ std::vector<Operation> all_operations() {
                                     .d_dt_bias = &t[18],
                                     .d_initial_states = &t[19]});
                  }});
+  const Shape of_chunks{2, 2, 2, 16}, of_chunk_states{2, 2, 2, 5, 4}, of_products{2, 2, 2, 16, 16}, of_long{2, 20, 2, 5},
+      of_long_keys{2, 20, 2, 4};
+  all.push_back({"mamba2_chunk_cumsum",
+                 {{"dt", {2, 20, 2}},
+                  {"A", of_heads},
+                  {"dA_cumsum", of_chunks, kF32, true},
+                  {"dt_out", of_chunks, kF32, true},
+                  {"dt_bias", of_heads},
+                  {"seq_idx", {2, 20}, kI32}},
+                 [](const Operands& t) { mamba2_chunk_cumsum(t[0], t[1], t[2], t[3], {.dt_bias = &t[4], .seq_idx = &t[5]}); }});
+  all.push_back({"mamba2_chunk_state",
+                 {{"B", of_long_keys, half},
+                  {"x", of_long, half},
+                  {"dt", of_chunks},
+                  {"dA_cumsum", of_chunks},
+                  {"states", of_chunk_states, kF32, true}},
+                 [](const Operands& t) { mamba2_chunk_state(t[0], t[1], t[2], t[3], t[4]); }});
+  all.push_back({"mamba2_state_passing",
+                 {{"states", of_chunk_states},
+                  {"dA_chunk_cumsum", {2, 2, 2}},
+                  {"passed", of_chunk_states, half, true},
+                  {"final_states", {2, 2, 5, 4}, kF32, true}},
+                 [](const Operands& t) { mamba2_state_passing(t[0], t[1], t[2], {.final_states = &t[3]}); }});
+  all.push_back({"mamba2_bmm_chunk",
+                 {{"C", of_long_keys, half}, {"B", of_long_keys, half}, {"CB", of_products, kF32, true}},
+                 [](const Operands& t) { mamba2_bmm_chunk(t[0], t[1], t[2]); }});
+  all.push_back(
+      {"mamba2_chunk_scan",
+       {{"CB", of_products},
+        {"x", of_long, half},
+        {"dt", of_chunks},
+        {"dA_cumsum", of_chunks},
+        {"C", of_long_keys, half},
+        {"states", of_chunk_states, half},
+        {"y", of_long, half, true},
+        {"D", of_heads},
+        {"z", of_long, half},
+        {"ungated", of_long, half, true}},
+       [](const Operands& t) { mamba2_chunk_scan(t[0], t[1], t[2], t[3], t[4], t[5], t[6], {.d = &t[7], .z = &t[8], .ungated = &t[9]}); }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});

@@ -226,6 +226,14 @@ const Bytes kBytes[] = {
     // Of each of two heads two chunks: B and C, x and z, three exponents of each step, the chunk's decay, and D; the last state.
     {"mamba2", "mamba2_scan_bf16", "batch=1,seqlen=256,heads=2", 4 * (65536 + 32768 + 3 * 512 + 4 + 256), 4 * 16384 + 2 * 32768,
      131072 + 131072 + 3 * 2048 + 4 * 4 + 512},
+    // Of each of two heads x and B, two vectors of the chunk, and its last sum; the state.
+    {"mamba2", "mamba2_chunk_state_bf16", "batch=1,seqlen=256,heads=2", 2 * (32768 + 65536 + 2 * 1024 + 4), 2 * 32768,
+     65536 + 65536 + 4 * 1024 + 2 * 4},
+    // Four tiles of each head: two slices of C, the state and the tile's sums; one to four of CB, x and two vectors; the gate and D.
+    // At least all of CB: the tiles that are read span it.
+    {"mamba2", "mamba2_chunk_scan_bf16", "batch=1,seqlen=256,heads=2",
+     2 * (4 * 2 * (8192 + 8192 + 256) + 10 * (16384 + 8192 + 512) + 4 * (8192 + 256)), 65536,
+     65536 + 32768 + 16 * 16384 + 65536 + 65536 + 4 * 1024 + 512},
     // In each of two blocks the bias.
     {"moe", "moe_route_f32_256", "tokens=8,experts=256,k=6", 8192 + 2 * 1024, 8 * 6 * 8, 8192 + 1024},
 };

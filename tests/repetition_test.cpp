@@ -46,6 +46,7 @@
 #include "tilewave/launch.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/nsa.hpp"
@@ -634,6 +635,32 @@ Case mamba2_step_case(std::int64_t heads, std::int64_t dim, DType states) {
           }};
 }
 
+/// The scan in five steps, whose results are written over memory of NaN.
+Case mamba2_chunks_case(std::int64_t seqlen, std::int64_t heads, std::int64_t chunk_size, DType dtype) {
+  constexpr std::int64_t kDim = 64, kState = 128;
+  const Shape of_x{2, seqlen, heads, kDim}, of_keys{2, seqlen, 2, kState};
+  const std::int64_t chunks = ceil_div(seqlen, chunk_size);
+  const Shape of_steps{2, heads, chunks, chunk_size}, of_states{2, chunks, heads, kDim, kState};
+  std::vector<float> rates(static_cast<std::size_t>(heads));
+  for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
+  const auto in = std::make_shared<Inputs>(
+      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1),
+                          Tensor::random(of_keys, dtype, seed() + 2), Tensor::random(of_keys, dtype, seed() + 3),
+                          Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
+  return {tw::format("mamba2 in five steps, {} steps, {} heads, chunks of {}, {}", seqlen, heads, chunk_size, name_of(dtype)), of_x, dtype,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto room = [&](const Shape& shape, DType type) { return Tensor::poisoned(shape, type, stream); };
+            const Tensor sums = room(of_steps, DType::f32), sizes = room(of_steps, DType::f32), added = room(of_states, DType::f32);
+            const Tensor states = room(of_states, dtype), cb = room({2, chunks, 2, chunk_size, chunk_size}, DType::f32);
+            mamba2_chunk_cumsum(t[1], t[5], sums, sizes, {.dt_softplus = true, .stream = stream});
+            mamba2_chunk_state(t[2], t[0], sizes, sums, added, stream);
+            mamba2_state_passing(added, sums.select(3, static_cast<int>(chunk_size) - 1), states, {.stream = stream});
+            mamba2_bmm_chunk(t[3], t[2], cb, {.causal = true, .stream = stream});
+            mamba2_chunk_scan(cb, t[0], sizes, sums, t[3], states, out, {.d = &t[5], .z = &t[4], .stream = stream});
+          }};
+}
+
 TEST(Repetition, cuda_Mamba2) {
   skip_without_cuda();
   std::vector<Case> cases;
@@ -641,6 +668,8 @@ TEST(Repetition, cuda_Mamba2) {
   cases.push_back(mamba2_case(600, 4, 128, DType::f16, -1));
   cases.push_back(mamba2_case(64, 4, 64, DType::f32, 1));
   for (const DType states : {DType::f32, DType::bf16}) cases.push_back(mamba2_step_case(8, 64, states));
+  cases.push_back(mamba2_chunks_case(600, 8, 256, DType::bf16));
+  cases.push_back(mamba2_chunks_case(190, 4, 64, DType::f16));
   expect_all_repeatable(cases);
 }
 

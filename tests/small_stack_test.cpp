@@ -32,6 +32,7 @@
 #include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -195,6 +196,19 @@ std::vector<StackCase> stack_cases() {
                      mamba2_backward(steps, sizes, rates, steps, steps, steps, dx, d_sizes, db, dc,
                                      {.d = &rates, .z = &steps, .dt_softplus = true, .da = &da, .dd = &dd, .dz = &dz});
                    }});
+    if (dtype != DType::f32) {
+      all.push_back(
+          {"mamba2 in five steps", steps.shape(), dtype, [=](const Tensor& y) {
+             const Tensor sums = Tensor::empty({1, 2, 1, 256}, DType::f32), of_steps = Tensor::empty({1, 2, 1, 256}, DType::f32);
+             const Tensor added = Tensor::empty({1, 1, 2, 200, 200}, DType::f32), states = Tensor::empty({1, 1, 2, 200, 200}, dtype);
+             const Tensor cb = Tensor::empty({1, 1, 2, 256, 256}, DType::f32);
+             mamba2_chunk_cumsum(sizes, rates, sums, of_steps, {.dt_softplus = true});
+             mamba2_chunk_state(steps, steps, of_steps, sums, added);
+             mamba2_state_passing(added, sums.select(3, 255), states);
+             mamba2_bmm_chunk(steps, steps, cb);
+             mamba2_chunk_scan(cb, steps, of_steps, sums, steps, states, y, {.d = &rates, .z = &steps});
+           }});
+    }
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});
     all.push_back({"rope interleaved", heads.shape(), dtype,

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "kernels/mamba2/call.hpp"
+#include "kernels/mamba2/chunks.hpp"
 #include "tests/support.hpp"
 #include "tilewave/launch.hpp"
 
@@ -37,6 +37,11 @@ std::vector<KernelSpec> specs(bool vectorized) {
           make_spec(kernel_info<SizeGradients<float, kSizeRows, kSizeHeads>>, vectorized, vectorized),
           make_spec(kernel_info<ChunkExponents<bf16, kExponentHeads>>, vectorized, vectorized),
           make_spec(kernel_info<ChunkExponents<float, kExponentHeads>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkCumsum<bf16, kCumsumHeads, kLargestChunk>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkState<f16>>, vectorized, vectorized),
+          make_spec(kernel_info<StatePassing<float, kPassedElements>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkProducts<bf16>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkScan<f16>>, vectorized, vectorized),
           make_spec(kernel_info<SumOfRuns>, vectorized, vectorized)};
 }
 

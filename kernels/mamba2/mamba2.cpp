@@ -1,12 +1,12 @@
 #include "tilewave/mamba2.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <initializer_list>
 #include <utility>
 
 #include "kernels/check.hpp"
 #include "kernels/mamba2/call.hpp"
+#include "kernels/mamba2/checks.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/linear_attention.hpp"
@@ -18,27 +18,11 @@ namespace {
 using namespace kernels;
 using namespace kernels::mamba2;
 
-constexpr std::int64_t kLargestDim = 256;
-
 /// Operands of all functions of the family.
 struct Arguments {
   const char* op;
   const Tensor &x, &dt, &a, &b, &c;
 };
-
-/// An operand with `like`'s shape, dtype and device.
-void check_like(const char* op, NamedTensor t, NamedTensor like) {
-  require(t.tensor->shape() == like.tensor->shape(), "{}: {} is {}; it must have {}'s shape, {}", op, t.name, *t.tensor, like.name,
-          *like.tensor);
-  check_operand(op, t.name, *t.tensor, like.tensor->dtype(), like.tensor->device());
-}
-
-/// A tensor of f32 with this shape, if it is given.
-void check_f32(const char* op, NamedTensor t, const Shape& shape, Device device) {
-  if (t.tensor == nullptr) return;
-  require(t.tensor->shape() == shape, "{}: {} is {}; it must be f32[{}]", op, t.name, *t.tensor, tw::join(shape, ", "));
-  check_operand(op, t.name, *t.tensor, DType::f32, device);
-}
 
 /// A vector [n] of f32 as [1, n].
 Tensor as_row(const Tensor& t) { return Tensor::borrow(t.data(), {1, t.shape(0)}, t.dtype(), t.device(), {0, t.stride(0)}); }
@@ -68,21 +52,14 @@ Call check(const Arguments& arguments, const auto& options) {
   const auto& [op, x, dt, a, b, c] = arguments;
   const Device device = x.device();
   require(is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
-  require(x.rank() == 4, "{}: x is {}; it must be [batch, seqlen, nheads, headdim]", op, x);
-  require(x.shape(3) >= 1 && x.shape(3) <= kLargestDim, "{}: x is {}; its headdim must be 1 to {}", op, x, kLargestDim);
-  check_operand(op, "x", x, x.dtype(), device);
+  check_inputs(op, x);
   const Shape per_step{x.shape(0), x.shape(1), x.shape(2)}, per_head{x.shape(2)};
   require(dt.shape() == per_step, "{}: dt is {}; it must be [{}]", op, dt, tw::join(per_step, ", "));
   require(dt.dtype() == x.dtype() || dt.dtype() == DType::f32, "{}: dt is {}; it must be of x's dtype, {}, or f32", op, dt,
           name_of(x.dtype()));
   check_operand(op, "dt", dt, dt.dtype(), device);
   check_f32(op, {"A", &a}, per_head, device);
-  require(b.rank() == 4 && b.shape(0) == x.shape(0) && b.shape(1) == x.shape(1),
-          "{}: B is {}; it must be [batch, seqlen, ngroups, dstate], with the batch and seqlen of x, {}", op, b, x);
-  require(b.shape(3) >= 1 && b.shape(3) <= kLargestDim, "{}: B is {}; its dstate must be 1 to {}", op, b, kLargestDim);
-  require(b.shape(2) > 0 ? x.shape(2) % b.shape(2) == 0 : x.shape(2) == 0, "{}: B is {}; x's heads must be a multiple of its groups, {}",
-          op, b, x);
-  check_operand(op, "B", b, x.dtype(), device);
+  check_keys(op, "B", b, x);
   check_like(op, {"C", &c}, {"B", &b});
   check_extents(op, "x", x);
   check_extents(op, "B", b);
@@ -101,21 +78,12 @@ Call check(const Arguments& arguments, const auto& options) {
     check_like(op, {"z", options.z}, {"x", &x});
     call.z = by_head(*options.z);
   }
-  if (options.d != nullptr) {
-    const Tensor& d = *options.d;
-    const Shape of_dims{x.shape(2), x.shape(3)};
-    require(d.shape() == per_head || d.shape() == of_dims, "{}: D is {}; it must be f32[{}] or f32[{}]", op, d, x.shape(2),
-            tw::join(of_dims, ", "));
-    check_operand(op, "D", d, DType::f32, device);
-    call.skip = Tensor::borrow(d.data(), of_dims, DType::f32, device, {d.stride(0), d.rank() == 2 ? d.stride(1) : 0});
-  }
+  if (options.d != nullptr) call.skip = checked_skip(op, *options.d, x);
   if (options.dt_bias != nullptr) {
     check_f32(op, {"dt_bias", options.dt_bias}, per_head, device);
     call.bias = as_row(*options.dt_bias);
   }
-  require(options.dt_min >= 0 && std::isfinite(options.dt_min), "{}: dt_min is {}; it must be finite and at least 0", op, options.dt_min);
-  require(options.dt_max >= options.dt_min, "{}: dt_max is {}; it must be at least dt_min, {}", op, options.dt_max, options.dt_min);
-  call.size = {options.dt_softplus, options.dt_min, options.dt_max};
+  call.size = checked_step_size(op, options);
   call.stream = checked_stream(op, options.stream, device);
   return call;
 }
@@ -129,24 +97,12 @@ void check_sequences(Call& call, const Arguments& arguments, const auto& options
   call.sequences = checked_sequences(arguments, options.cu_seqlens);
   if (options.cu_seqlens != nullptr) call.cu_seqlens = *options.cu_seqlens;
   if (options.seq_idx != nullptr) {
-    const Shape shape{x.shape(0), x.shape(1)};
-    require(options.seq_idx->shape() == shape, "{}: seq_idx is {}; it must be i32[{}]", op, *options.seq_idx, tw::join(shape, ", "));
-    check_operand(op, "seq_idx", *options.seq_idx, DType::i32, x.device());
+    check_seq_idx(op, *options.seq_idx, {x.shape(0), x.shape(1)}, x.device());
     call.seq_idx = *options.seq_idx;
   }
   for (const NamedTensor& t : states) check_f32(op, t, call.states(), x.device());
   require(options.config >= -1 && options.config <= most_config, "{}: config is {}; it must be -1 to {}", op, options.config, most_config);
   call.config = options.config;
-}
-
-void check_written(const char* op, std::initializer_list<NamedTensor> outputs, std::initializer_list<NamedTensor> inputs) {
-  for (const NamedTensor& output : outputs) {
-    if (output.tensor == nullptr) continue;
-    check_output(op, output.name, *output.tensor);
-    check_disjoint(op, output, inputs);
-    for (const NamedTensor& other : outputs)
-      if (&other < &output) check_disjoint(op, output, {other});
-  }
 }
 
 /// States [.., headdim, dstate] as linear attention has them, [.., dstate, headdim].

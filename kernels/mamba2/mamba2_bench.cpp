@@ -6,6 +6,7 @@
 #include "benchmarks/harness.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 
 namespace tw::kernels::mamba2 {
 namespace {
@@ -20,7 +21,7 @@ constexpr ScanCase kScans[] = {{8, 4096, 80, 1, 64, 128}, {8, 4096, 128, 8, 64, 
 /// Decoding: sequences, and one step of each.
 constexpr ScanCase kSteps[] = {{128, 1, 80, 1, 64, 128}, {16, 1, 80, 1, 64, 128}, {128, 1, 128, 8, 64, 128}};
 
-enum class Direction { forward, backward, step };
+enum class Direction { forward, chunks, backward, step };  // chunks: forward, in five steps with chunks of 256
 
 /// Bytes that the operation must read and write, each tensor counted once. With gradients, those of x, z, dt, B and C again, and dy; of a
 /// step also the states, twice.
@@ -33,7 +34,7 @@ std::int64_t least_bytes(const ScanCase& c, Direction direction, DType states) {
 }
 
 void run_case(Run& run, const ScanCase& c, Direction direction, DType states = DType::f32) {
-  constexpr const char* kNames[] = {"forward", "backward", "step"};
+  constexpr const char* kNames[] = {"forward", "chunks", "backward", "step"};
   const std::string name = tw::format("{}-b{}-s{}-h{}-g{}-p{}-n{}{}", kNames[static_cast<int>(direction)], c.batch, c.seqlen, c.heads,
                                       c.groups, c.dim, c.state, states == DType::f32 ? "" : "-states-bf16");
   const DType dtype = DType::bf16;
@@ -52,6 +53,20 @@ void run_case(Run& run, const ScanCase& c, Direction direction, DType states = D
   if (direction == Direction::forward) {
     contender.launch = [=] {
       tw::mamba2(x, dt, a, b, keys, y, {.d = &d, .z = &z, .dt_bias = &bias, .dt_softplus = true, .stream = stream});
+    };
+  } else if (direction == Direction::chunks) {
+    constexpr std::int64_t kSize = 256;
+    const std::int64_t chunks = ceil_div(c.seqlen, kSize);
+    const auto room = [&](const Shape& shape, DType of) { return Tensor::poisoned(shape, of, stream); };
+    const Shape of_steps{c.batch, c.heads, chunks, kSize}, of_states{c.batch, chunks, c.heads, c.dim, c.state};
+    const Tensor sums = room(of_steps, DType::f32), sizes = room(of_steps, DType::f32), added = room(of_states, DType::f32);
+    const Tensor passed = room(of_states, dtype), cb = room({c.batch, chunks, c.groups, kSize, kSize}, DType::f32);
+    contender.launch = [=] {
+      tw::mamba2_chunk_cumsum(dt, a, sums, sizes, {.dt_bias = &bias, .dt_softplus = true, .stream = stream});
+      tw::mamba2_chunk_state(b, x, sizes, sums, added, stream);
+      tw::mamba2_state_passing(added, sums.select(3, kSize - 1), passed, {.stream = stream});
+      tw::mamba2_bmm_chunk(keys, b, cb, {.causal = true, .stream = stream});
+      tw::mamba2_chunk_scan(cb, x, sizes, sums, keys, passed, y, {.d = &d, .z = &z, .stream = stream});
     };
   } else if (direction == Direction::backward) {
     const Tensor dy = random_normal(of_x, dtype, device, 8), dx = Tensor::poisoned(of_x, dtype, stream);
@@ -95,11 +110,11 @@ void run_case(Run& run, const ScanCase& c, Direction direction, DType states = D
 const Family family{"mamba2", "Mamba-2: scans in chunks, their gradients and decoding steps, against the time of their bytes",
                     [](Run& run) {
                       if (!run.options().device.is_cuda()) {
-                        for (const Direction direction : {Direction::forward, Direction::backward})
+                        for (const Direction direction : {Direction::forward, Direction::chunks, Direction::backward})
                           run_case(run, {1, 1024, 8, 1, 64, 128}, direction);
                         return run_case(run, {4, 1, 80, 1, 64, 128}, Direction::step);
                       }
-                      for (const Direction direction : {Direction::forward, Direction::backward})
+                      for (const Direction direction : {Direction::forward, Direction::chunks, Direction::backward})
                         for (const ScanCase& c : kScans) run_case(run, c, direction);
                       for (const ScanCase& c : kSteps)
                         for (const DType states : {DType::f32, DType::bf16}) run_case(run, c, Direction::step, states);

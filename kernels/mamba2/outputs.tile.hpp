@@ -4,6 +4,15 @@
 
 namespace tw::kernels::mamba2 {
 
+/// out + D x.
+TW_INLINE void add_skip(auto& block, auto& out, const auto& x, const auto& skip) {
+  block.map(out, x, skip, [](auto o, auto value, auto d) { return o + value * d; });
+}
+/// out silu(z).
+TW_INLINE void apply_gate(auto& block, auto& out, const auto& z) {
+  block.map(out, z, [](auto o, auto gate) { return o * gate * sigmoid(gate); });
+}
+
 /// y = (y + D x) silu(z), in place. A tile is R steps of one head.
 template <class T, int R, int C>
 struct SkipAndGate {
@@ -28,11 +37,11 @@ struct SkipAndGate {
       if (p.skip.cols > 0) {
         block.load(x, p.x, row0, 0, head, batch);
         block.load(skip, p.skip, head, 0);
-        block.map(y, x, skip, [](auto o, auto value, auto d) { return o + value * d; });
+        add_skip(block, y, x, skip);
       }
       if (p.z.cols > 0) {
         block.load(x, p.z, row0, 0, head, batch);
-        block.map(y, x, [](auto o, auto gate) { return o * gate * sigmoid(gate); });
+        apply_gate(block, y, x);
       }
       auto to = p.y;
       to.rows = p.steps.end();

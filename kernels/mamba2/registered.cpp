@@ -1,5 +1,5 @@
 #include "kernels/check.hpp"
-#include "kernels/mamba2/call.hpp"
+#include "kernels/mamba2/chunks.hpp"
 #include "tilewave/analyze.hpp"
 
 // The kernels that are worth compiling ahead of time, and their analysis. Gradients of the scan are linear attention's.
@@ -32,6 +32,20 @@ struct Problem {
     const auto exponents = [&] { return placeholder({heads, std::int64_t{chunks_of(call)} * kChunk}, DType::f32); };
     final = placeholder({batch, heads, state, dim}, DType::f32);
     scan = {exponents(), exponents(), exponents(), nullptr, &final, by_head_of()};
+    const auto steps_of = [&](const Tensor& t) { return t.transpose(1, 2); };
+    const std::int64_t chunks = tiles(seqlen, kChunkSize);
+    const auto of_chunks = [&] { return placeholder({batch, heads, chunks, kChunkSize}, DType::f32); };
+    chunk_state = {.x = steps_of(call.x),
+                   .keys = call.b,
+                   .sizes = of_chunks(),
+                   .sums = of_chunks(),
+                   .states = placeholder({batch, chunks, heads, dim, state}, DType::f32)};
+    chunk_scan = chunk_state;
+    chunk_scan.states = placeholder(chunk_state.states.shape(), DType::bf16);
+    chunk_scan.cb = placeholder({batch, chunks, groups, kChunkSize, kChunkSize}, DType::f32);
+    chunk_scan.skip = call.skip, chunk_scan.z = steps_of(call.z), chunk_scan.y = steps_of(by_head_of());
+    last = placeholder({batch, heads, dim, state}, DType::f32);
+    passing = {chunk_state.states, chunk_scan.states, placeholder({batch, heads, chunks}, DType::f32), nullptr, &last};
     gradients = {.dy = by_head_of(),
                  .du = by_head_of(),
                  .o = by_head_of(),
@@ -46,12 +60,16 @@ struct Problem {
                  .bias_sums = placeholder({batch * tiles(seqlen, kSizeRows), heads}, DType::f32)};
   }
   static constexpr std::int64_t kDim = 64, kState = 128;
+  static constexpr int kChunkSize = 256;  ///< mamba_ssm's default
   Call call;
   UpdateCall update;
   Discretized discretized;
   Tensor scaled, final;
   ScanCall scan;
   Gradients gradients;
+  ChunkCall chunk_state, chunk_scan;
+  StatePassingCall passing;
+  Tensor last;
 };
 
 using RegisteredSizes = StepSizes<bf16, kSizeRows, kSizeHeads>;
@@ -96,6 +114,29 @@ Analysis analyze_update(const ShapeValues& shape) {
                                    [&](auto& bind, auto& params) { bind_update(bind, params, p.update, update_rows(128)); });
 }
 
+using RegisteredChunkState = ChunkState<bf16>;
+Analysis analyze_chunk_state(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredChunkState>(chunk_state_grid<RegisteredChunkState>(p.chunk_state), [&](auto& bind, auto& params) {
+    bind_chunk_state(bind, params, p.chunk_state, RegisteredChunkState::N);
+  });
+}
+
+using RegisteredPassing = StatePassing<bf16, kPassedElements>;
+Analysis analyze_passing(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredPassing>(passing_grid(p.passing, kPassedElements),
+                                    [&](auto& bind, auto& params) { bind_passing(bind, params, p.passing); });
+}
+
+using RegisteredChunkScan = ChunkScan<bf16>;
+Analysis analyze_chunk_scan(const ShapeValues& shape) {
+  const Problem p(shape);
+  return analyze<RegisteredChunkScan>(chunk_scan_grid<RegisteredChunkScan>(p.chunk_scan), [&](auto& bind, auto& params) {
+    bind_chunk_scan(bind, params, p.chunk_scan, RegisteredChunkScan::N);
+  });
+}
+
 using RegisteredOutputGradients = OutputGradients<bf16, 32, 64>;
 Analysis analyze_output_gradients(const ShapeValues& shape) {
   const Problem p(shape);
@@ -124,6 +165,9 @@ std::vector<KernelVariant> registered() {
       {make_spec({type_of_update(kUpdateKernel), RegisteredUpdate::source, detail::tile_recorder<RegisteredUpdate>()}, true, true,
                  "mamba2_step_bf16_d128"),
        analyze_update},
+      {make_spec(kernel_info<RegisteredChunkState>, true, true, "mamba2_chunk_state_bf16"), analyze_chunk_state},
+      {make_spec(kernel_info<RegisteredPassing>, true, true, "mamba2_state_passing_bf16"), analyze_passing},
+      {make_spec(kernel_info<RegisteredChunkScan>, true, true, "mamba2_chunk_scan_bf16"), analyze_chunk_scan},
       {make_spec(kernel_info<RegisteredOutputGradients>, true, true, "mamba2_output_gradients_bf16_d64"), analyze_output_gradients},
       {make_spec(kernel_info<RegisteredInputGradients>, true, true, "mamba2_input_gradients_bf16_d64"), analyze_input_gradients},
   };
@@ -132,7 +176,7 @@ std::vector<KernelVariant> registered() {
 std::vector<KernelSpec> registered_generic() {
   std::vector<KernelSpec> specs;
   for (const KernelVariant& variant : registered()) {
-    if (variant.spec.name.find("scan") != std::string::npos) continue;
+    if (variant.spec.name == "mamba2_scan_bf16") continue;
     specs.push_back(for_target(variant.spec, GpuTarget::cuda));
   }
   return specs;

@@ -1,6 +1,7 @@
 #pragma once
 
-#include "kernels/mamba2/step_size.tile.hpp"
+#include "kernels/mamba2/exponents.tile.hpp"
+#include "kernels/mamba2/outputs.tile.hpp"
 
 // The scan in chunks of C steps. With G the cumulative sums of dt A inside a chunk, and h the state before it:
 //
@@ -54,8 +55,6 @@ struct Chunks {
 template <class T, int R>
 struct ChunkExponents {
   static constexpr const char* source = "kernels/mamba2/scan.tile.hpp";
-  /// exp2 of this is 0, and so are all products with it. A sum of a chunk's exponents stays finite, so no difference of two is NaN.
-  static constexpr float kLowest = -160.0f;
 
   template <class Target>
   struct On {
@@ -79,42 +78,22 @@ struct ChunkExponents {
       block.load(rate, p.rate, head0, 0);
       block.load(bias, p.bias, head0, 0);
       Values sizes, sums;
-      load(block, p, sizes, bias, head0, chunk, 0);
-      exponents(block, p, sizes, sums, rate, chunk, 0);
+      load_sizes(block, p, sizes, bias, head0, chunk.batch, chunk.first);
+      step_exponents(block, p, sizes, sums, rate, chunk.batch, chunk.first, chunk.end);
       block.row_cumsum(sums);
       block.store(sums, p.until, head0, at);
       block.map(sums, sizes, [](auto sum, auto size) { return sum - log2(size); });
       block.store(sums, p.from, head0, at);
       // From one step later, so that nothing has to be subtracted.
       Values later;
-      load(block, p, later, bias, head0, chunk, 1);
-      exponents(block, p, later, sums, rate, chunk, 1);
+      load_sizes(block, p, later, bias, head0, chunk.batch, chunk.first + 1);
+      step_exponents(block, p, later, sums, rate, chunk.batch, chunk.first + 1, chunk.end);
       block.for_each(sums, [&](int, int col, auto& x) {
         if (col + 1 >= left) x = 0.0f;
       });
       block.row_cumsum(sums, Backward{});
       block.map(sums, sizes, [](auto sum, auto size) { return sum + log2(size); });
       block.store(sums, p.after, head0, at);
-    }
-
-   private:
-    TW_INLINE static void load(auto& block, const Params& p, Values& sizes, const OfHeads& bias, int head0, const auto& chunk, int later) {
-      const StepSize size = p.size;
-      block.load(sizes, p.dt, head0, chunk.first + later, chunk.batch);
-      block.map(sizes, bias, [=](auto dt, auto b) { return size.of(dt + b); });
-    }
-    TW_INLINE static void exponents(auto& block, const Params& p, const Values& sizes, Values& sums, const OfHeads& rate, const auto& chunk,
-                                    int later) {
-      sums = sizes;
-      block.map(sums, rate, [](auto size, auto r) { return max_or_nan(log_decay(size, r) * kLog2E, kLowest); });
-      block.for_each(sums, [&](int, int col, auto& x) {
-        const int time = chunk.first + later + col;
-        if (time >= chunk.end) x = 0.0f;
-        if (p.seq_idx && time > 0 && time < chunk.end) {
-          const i64 at = chunk.batch * p.seq_batch + time * p.seq_time;
-          if (p.seq_idx[at] != p.seq_idx[at - p.seq_time]) x = kLowest;
-        }
-      });
     }
   };
 };
@@ -235,10 +214,7 @@ struct Scan {
         block.load(until_of_outputs, inputs.until);
         block.for_rows(until_of_outputs, [](int, int, auto& e) { e = exp2(e); });
         block.wait(leave<in_flight<Target>>, scores);
-        block.map(scores, until, from, [](auto x, auto to, auto since) { return x * exp2(to - since); });
-        block.for_each(scores, [&](int row, int col, auto& x) {
-          if (row < col || col >= left) x = 0.0f;
-        });
+        decay_scores(block, scores, until, from, 1.0f, 0, left);
         Weights weights;
         block.convert(weights, scores);
         block.fence();
@@ -274,12 +250,12 @@ struct Scan {
         ColumnVector<Target, float, Values> skip;
         block.load(skip, p.skip, w.head, w.col0);
         block.load(values, inputs.x);
-        block.map(out, values, skip, [](auto o, auto x, auto d) { return o + x * d; });
+        add_skip(block, out, values, skip);
       }
       if constexpr (kGated) {
         Gate& gate = block.take(memory.gate);
         block.load(values, gate);
-        block.map(out, values, [](auto o, auto z) { return o * z * sigmoid(z); });
+        apply_gate(block, out, values);
       }
     }
   };
