@@ -21,6 +21,7 @@
 #include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -1097,6 +1098,85 @@ tw_status tw_mamba2_backward(const tw_tensor* x, const tw_tensor* dt, const tw_t
     chosen.d_initial_states = d_initial.get();
     tw::mamba2_backward(borrow("x", x), borrow("dt", dt), borrow("a", a), borrow("b", b), borrow("c", c), borrow("dy", dy), out,
                         borrow("d_dt", d_dt), borrow("db", db), borrow("dc", dc), chosen);
+  });
+}
+
+namespace {
+
+/// A tensor [batch * chunks, ...] as [batch, chunks, ...]: a tw_tensor has four dimensions.
+tw::Tensor by_chunk(const char* argument, const tw_tensor* given, std::int64_t batch, std::int64_t chunks) {
+  const tw::Tensor t = borrow(argument, given);
+  tw::require(t.rank() == 4 && t.shape(0) == batch * chunks, "{} is {}; it must have 4 dimensions, the first of {} batches times {} chunks",
+              argument, t, batch, chunks);
+  tw::Shape shape(t.shape()), strides(t.strides());
+  shape[0] = chunks;
+  shape.insert(shape.begin(), batch);
+  strides.insert(strides.begin(), chunks * strides[0]);
+  return tw::Tensor::borrow(t.data(), shape, t.dtype(), t.device(), strides);
+}
+/// An extent, counted from the last one; 0 if there is none.
+std::int64_t extent_from_end(const tw::Tensor& t, int n) { return t.rank() > n ? t.shape(t.rank() - 1 - n) : 0; }
+
+}  // namespace
+
+tw_status tw_mamba2_chunk_cumsum(const tw_tensor* dt, const tw_tensor* a, const tw_tensor* da_cumsum, const tw_tensor* dt_out,
+                                 const tw_mamba2_chunk_cumsum_options* options, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("da_cumsum", da_cumsum);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("dt_bias", given.dt_bias), seq_idx("seq_idx", given.seq_idx);
+    tw::Mamba2ChunkCumsumOptions chosen{
+        .dt_bias = bias.get(), .dt_softplus = given.dt_softplus != 0, .seq_idx = seq_idx.get(), .stream = stream_of(out, cuda_stream)};
+    if (given.has_dt_limit != 0) chosen.dt_min = given.dt_min, chosen.dt_max = given.dt_max;
+    tw::mamba2_chunk_cumsum(borrow("dt", dt), borrow("a", a), out, borrow("dt_out", dt_out), chosen);
+  });
+}
+
+tw_status tw_mamba2_chunk_state(const tw_tensor* b, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                const tw_tensor* states, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor inputs = borrow("x", x), sums = borrow("da_cumsum", da_cumsum);
+    const tw::Tensor out = by_chunk("states", states, extent_from_end(inputs, 3), extent_from_end(sums, 1));
+    tw::mamba2_chunk_state(borrow("b", b), inputs, borrow("dt", dt), sums, out, stream_of(out, cuda_stream));
+  });
+}
+
+tw_status tw_mamba2_state_passing(const tw_tensor* states, const tw_tensor* da_chunk_cumsum, const tw_tensor* passed,
+                                  const tw_tensor* initial_states, const tw_tensor* final_states, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor sums = borrow("da_chunk_cumsum", da_chunk_cumsum);
+    const auto of_chunks = [&](const char* argument, const tw_tensor* t) {
+      return by_chunk(argument, t, extent_from_end(sums, 2), extent_from_end(sums, 0));
+    };
+    const tw::Tensor out = of_chunks("passed", passed);
+    const Given initial("initial_states", initial_states), final("final_states", final_states);
+    tw::mamba2_state_passing(of_chunks("states", states), sums, out,
+                             {.initial_states = initial.get(), .final_states = final.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mamba2_bmm_chunk(const tw_tensor* c, const tw_tensor* b, const tw_tensor* cb, int32_t causal, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor rows = borrow("c", c);
+    const std::int64_t chunk_size = std::max<std::int64_t>(extent_from_end(borrow("cb", cb), 0), 1);
+    const tw::Tensor out = by_chunk("cb", cb, extent_from_end(rows, 3), (extent_from_end(rows, 2) + chunk_size - 1) / chunk_size);
+    tw::mamba2_bmm_chunk(rows, borrow("b", b), out, {.causal = causal != 0, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mamba2_chunk_scan(const tw_tensor* cb, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum, const tw_tensor* c,
+                               const tw_tensor* states, const tw_tensor* y, const tw_mamba2_chunk_scan_options* options,
+                               void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("y", y);
+    const auto given = tw::c_api::known("options", options);
+    const Given d("d", given.d), z("z", given.z), ungated("ungated", given.ungated);
+    const tw::Tensor sums = borrow("da_cumsum", da_cumsum);
+    const auto of_chunks = [&](const char* argument, const tw_tensor* t) {
+      return by_chunk(argument, t, extent_from_end(out, 3), extent_from_end(sums, 1));
+    };
+    tw::mamba2_chunk_scan(of_chunks("cb", cb), borrow("x", x), borrow("dt", dt), sums, borrow("c", c), of_chunks("states", states), out,
+                          {.d = d.get(), .z = z.get(), .ungated = ungated.get(), .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -27,6 +27,7 @@
 #include "tilewave/indexer.hpp"
 #include "tilewave/linear_attention.hpp"
 #include "tilewave/mamba2.hpp"
+#include "tilewave/mamba2_chunks.hpp"
 #include "tilewave/mla.hpp"
 #include "tilewave/moe.hpp"
 #include "tilewave/norm.hpp"
@@ -374,6 +375,76 @@ TEST(CInterface, Mamba2) {
       });
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], wanted[i])) << i;
   expect_refused(tw_mamba2(InC(x), InC(dt), InC(a), InC(b), InC(x), InC(x), nullptr, nullptr), "C is bf16[2, 9, 4, 8]");
+}
+
+TEST(CInterface, Mamba2InFiveSteps) {
+  const Tensor x = Tensor::random({2, 20, 4, 8}, DType::bf16, 1), dt = Tensor::random({2, 20, 4}, DType::bf16, 2),
+               b = Tensor::random({2, 20, 2, 16}, DType::bf16, 3), c = Tensor::random({2, 20, 2, 16}, DType::bf16, 4),
+               z = Tensor::random(x.shape(), DType::bf16, 5), d = Tensor::random({4}, DType::f32, 6),
+               bias = Tensor::random({4}, DType::f32, 7), initial = Tensor::random({2, 4, 8, 16}, DType::f32, 8);
+  const Tensor a = Tensor::from<float>(std::vector<float>{-1, -0.5f, 0, -20}, {4}), numbers = Tensor::zeros({2, 20}, DType::i32);
+  const Shape of_steps{2, 4, 2, 16}, of_states{2, 2, 4, 8, 16}, of_products{2, 2, 2, 16, 16};
+  // In C the batch and its chunks are one dimension.
+  const auto merged = [](const Tensor& t) {
+    return Tensor::borrow(t.data(), {4, t.shape(2), t.shape(3), t.shape(4)}, t.dtype(), t.device());
+  };
+  const Tensor sizes = poisoned(of_steps, DType::f32), wanted_sizes = poisoned(of_steps, DType::f32);
+  const InC bias_in_c(bias), numbers_in_c(numbers), d_in_c(d), z_in_c(z);
+  tw_mamba2_chunk_cumsum_options cumsum = {};
+  cumsum.struct_size = sizeof cumsum;
+  cumsum.dt_bias = bias_in_c;
+  cumsum.dt_softplus = 1;
+  cumsum.has_dt_limit = 1;
+  cumsum.dt_min = 0.25f;
+  cumsum.dt_max = 0.5f;
+  cumsum.seq_idx = numbers_in_c;
+  expect_same(
+      of_steps, DType::f32,
+      [&](const Tensor& to) { return tw_mamba2_chunk_cumsum(InC(dt), InC(a), InC(to), InC(sizes), &cumsum, nullptr); },
+      [&](const Tensor& to) {
+        mamba2_chunk_cumsum(dt, a, to, wanted_sizes,
+                            {.dt_bias = &bias, .dt_softplus = true, .dt_min = 0.25f, .dt_max = 0.5f, .seq_idx = &numbers});
+      });
+  EXPECT_TRUE(same_bits(sizes, wanted_sizes));
+  const Tensor sums = poisoned(of_steps, DType::f32), added = poisoned(of_states, DType::f32), states = poisoned(of_states, DType::bf16),
+               cb = poisoned(of_products, DType::f32);
+  mamba2_chunk_cumsum(dt, a, sums, sizes);
+  mamba2_chunk_state(b, x, sizes, sums, added);
+  mamba2_state_passing(added, sums.select(3, 15), states);
+  mamba2_bmm_chunk(c, b, cb);
+  expect_same(
+      of_states, DType::f32,
+      [&](const Tensor& to) { return tw_mamba2_chunk_state(InC(b), InC(x), InC(sizes), InC(sums), InC(merged(to)), nullptr); },
+      [&](const Tensor& to) { mamba2_chunk_state(b, x, sizes, sums, to); });
+  const Tensor last = poisoned(initial.shape(), DType::f32), wanted_last = poisoned(initial.shape(), DType::f32);
+  const Tensor decays = sums.select(3, 15);
+  expect_same(
+      of_states, DType::bf16,
+      [&](const Tensor& to) {
+        return tw_mamba2_state_passing(InC(merged(added)), InC(decays), InC(merged(to)), InC(initial), InC(last), nullptr);
+      },
+      [&](const Tensor& to) { mamba2_state_passing(added, decays, to, {.initial_states = &initial, .final_states = &wanted_last}); });
+  EXPECT_TRUE(same_bits(last, wanted_last));
+  for (const bool causal : {false, true})
+    expect_same(
+        of_products, DType::f32, [&](const Tensor& to) { return tw_mamba2_bmm_chunk(InC(c), InC(b), InC(merged(to)), causal, nullptr); },
+        [&](const Tensor& to) { mamba2_bmm_chunk(c, b, to, {.causal = causal}); });
+  const Tensor ungated = poisoned(x.shape(), DType::bf16), wanted_ungated = poisoned(x.shape(), DType::bf16);
+  const InC ungated_in_c(ungated);
+  tw_mamba2_chunk_scan_options scan = {};
+  scan.struct_size = sizeof scan;
+  scan.d = d_in_c;
+  scan.z = z_in_c;
+  scan.ungated = ungated_in_c;
+  expect_same(
+      x.shape(), DType::bf16,
+      [&](const Tensor& to) {
+        return tw_mamba2_chunk_scan(InC(merged(cb)), InC(x), InC(sizes), InC(sums), InC(c), InC(merged(states)), InC(to), &scan, nullptr);
+      },
+      [&](const Tensor& to) { mamba2_chunk_scan(cb, x, sizes, sums, c, states, to, {.d = &d, .z = &z, .ungated = &wanted_ungated}); });
+  EXPECT_TRUE(same_bits(ungated, wanted_ungated));
+  expect_refused(tw_mamba2_bmm_chunk(InC(c), InC(b), InC(sums), 0, nullptr),
+                 "it must have 4 dimensions, the first of 2 batches times 2 chunks");
 }
 
 TEST(CInterface, BlockSparseProducts) {

@@ -533,6 +533,43 @@ tw_status tw_mamba2_backward(const tw_tensor* x, const tw_tensor* dt, const tw_t
                              const tw_tensor* dy, const tw_tensor* dx, const tw_tensor* d_dt, const tw_tensor* db, const tw_tensor* dc,
                              const tw_mamba2_backward_options* options, void* cuda_stream);
 
+/* tilewave/mamba2_chunks.hpp: the scan in five steps. da_cumsum and the step sizes, dt_out and then dt: f32 [batch, heads, chunks,
+ * chunk_size]. As a tw_tensor has four dimensions, those of batch and chunks are one here: cb: f32 [batch * chunks, groups, chunk_size,
+ * chunk_size]; states and passed: [batch * chunks, heads, headdim, dstate]. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* dt_bias;
+  int32_t dt_softplus;
+  int32_t has_dt_limit; /* 1: dt_min and dt_max instead of 0 and infinity */
+  float dt_min, dt_max;
+  const tw_tensor* seq_idx; /* i32 [batch, seqlen]: where it changes, a state of 0 */
+} tw_mamba2_chunk_cumsum_options;
+
+tw_status tw_mamba2_chunk_cumsum(const tw_tensor* dt, const tw_tensor* a, const tw_tensor* da_cumsum, const tw_tensor* dt_out,
+                                 const tw_mamba2_chunk_cumsum_options* options, void* cuda_stream);
+
+/* states: f32, what each chunk adds. */
+tw_status tw_mamba2_chunk_state(const tw_tensor* b, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                const tw_tensor* states, void* cuda_stream);
+
+/* passed: the state before each chunk. da_chunk_cumsum: f32 [batch, heads, chunks]. initial_states and final_states, which is an output:
+ * f32 [batch, heads, headdim, dstate]; each may be null. */
+tw_status tw_mamba2_state_passing(const tw_tensor* states, const tw_tensor* da_chunk_cumsum, const tw_tensor* passed,
+                                  const tw_tensor* initial_states, const tw_tensor* final_states, void* cuda_stream);
+
+/* causal: 1: cb is 0 above the diagonal. */
+tw_status tw_mamba2_bmm_chunk(const tw_tensor* c, const tw_tensor* b, const tw_tensor* cb, int32_t causal, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *d, *z;
+  const tw_tensor* ungated; /* output: y before the gate; may be null */
+} tw_mamba2_chunk_scan_options;
+
+/* states: tw_mamba2_state_passing's `passed`, of x's type. */
+tw_status tw_mamba2_chunk_scan(const tw_tensor* cb, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum, const tw_tensor* c,
+                               const tw_tensor* states, const tw_tensor* y, const tw_mamba2_chunk_scan_options* options, void* cuda_stream);
+
 /* tw::CacheOptions. */
 typedef struct {
   size_t struct_size;

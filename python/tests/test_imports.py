@@ -43,7 +43,7 @@ def imported(name: str) -> set[str]:
 
 
 def test_imports_are_found():
-    assert imported("tilewave.ops") == {f"tilewave.ops.{name}" for name in ("attention", "bitnet", "blocks", "elements", "indexer", "linear_attention", "mamba2", "mla", "moe", "nsa", "products", "recurrences", "rows", "sparse", "vertical_slash")}
+    assert imported("tilewave.ops") == {f"tilewave.ops.{name}" for name in ("attention", "bitnet", "blocks", "elements", "indexer", "linear_attention", "mamba2", "mamba2_chunks", "mla", "moe", "nsa", "products", "recurrences", "rows", "sparse", "vertical_slash")}
     assert imported("tilewave._dispatch") == {"tilewave._arrays", "tilewave._torch_ops"}  # the latter in a function
     assert imported("tilewave.flash_attn.layers._rotary") == {"tilewave._flash", "tilewave.ops"}
 

@@ -1503,6 +1503,43 @@ def test_mamba2_backward(random):
         assert (gradient[:, :5] != 0).any() and (gradient[:, 5:] == 0).all()
 
 
+def test_mamba2_in_five_steps(random):
+    x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, np.float16)
+    wide = [np.repeat(exact(array), 2, axis=2) for array in (B, C)]
+    sizes = step_sizes(dt, bias, (0.1, 0.4))
+    y, last = selective_scan(exact(x), sizes, exact(A), *wide, exact(D), exact(z), exact(initial))
+
+    sums, rounded = ops.mamba2_chunk_cumsum(dt, A, 32, dt_bias=bias, dt_softplus=True, dt_limit=(0.1, 0.4))
+    assert sums.shape == rounded.shape == (2, 4, 3, 32) and sums.dtype == np.float32
+    padded = np.pad(sizes, ((0, 0), (0, 26), (0, 0))).reshape(2, 3, 32, 4).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(rounded, padded, rtol=1e-5)
+    np.testing.assert_allclose(sums, (padded * exact(A)[:, None, None]).cumsum(-1), rtol=1e-5, atol=1e-5)
+    added = ops.mamba2_chunk_state(B, x, rounded, sums)
+    states, final = ops.mamba2_state_passing(added, sums[..., -1], initial_states=initial, dtype="float16")
+    assert states.dtype == np.float16 and states.shape == added.shape == (2, 3, 4, 8, 16)
+    np.testing.assert_allclose(final, last, rtol=0, atol=4e-3 * np.abs(last).max())
+    CB = ops.mamba2_bmm_chunk(C, B, 32)
+    np.testing.assert_allclose(CB[:, 0], np.einsum("bign,bjgn->bgij", exact(C[:, :32]), exact(B[:, :32])), rtol=1e-4, atol=1e-4)
+    assert (np.triu(ops.mamba2_bmm_chunk(C, B, 32, causal=True), 1) == 0).all()
+    got, ungated = ops.mamba2_chunk_scan(CB, x, rounded, sums, C, states, D=D, z=z, return_ungated=True)
+    np.testing.assert_allclose(exact(got), y, rtol=0, atol=4e-3 * np.abs(y).max())
+    plain = ops.mamba2_chunk_scan(CB, x, rounded, sums, C, states, D=D)
+    np.testing.assert_array_equal(plain, ungated)
+    numbered = ops.mamba2_chunk_cumsum(dt, A, 32, seq_idx=np.arange(140, dtype=np.int32).reshape(2, 70))[0]
+    assert (numbered[:, :, 0, 1] - numbered[:, :, 0, 0] < -110).all()
+
+    for message, call in (
+        (r"chunk_size is 0", lambda: ops.mamba2_bmm_chunk(C, B, 0)),
+        (r"multiple of 16", lambda: ops.mamba2_chunk_cumsum(dt, A, 20)),
+        (r"dt is f32\[2, 4, 3, 16\]", lambda: ops.mamba2_chunk_state(B, x, rounded[..., :16], sums)),
+        (r"states has 4 dimensions", lambda: ops.mamba2_state_passing(added[0], sums[..., -1])),
+        (r"dtype is 'int4'", lambda: ops.mamba2_state_passing(added, sums[..., -1], dtype="int4")),
+        (r"states is f32\[2, 3, 4, 8, 16\]", lambda: ops.mamba2_chunk_scan(CB, x, rounded, sums, C, added)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_mamba2_refuses(random):
     x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, seqlen=5)
     for part, call in (

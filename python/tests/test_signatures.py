@@ -118,6 +118,11 @@ MAMBA_SSM = """
 mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
     dt_softplus=False, dt_limit=(0.0, inf), return_final_states=False, return_varlen_states=False)
 selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None)
+_chunk_cumsum_fwd(dt, A, chunk_size, dt_bias=None, dt_softplus=False, dt_limit=(0.0, inf))
+_chunk_state_fwd(B, x, dt, dA_cumsum, seq_idx=None, states=None, states_in_fp32=True)
+_state_passing_fwd(states, dA_chunk_cumsum, initial_states=None, seq_idx=None, chunk_size=None, out_dtype=None)
+_bmm_chunk_fwd(a, b, chunk_size, seq_idx=None, causal=False, output_dtype=None)
+_chunk_scan_fwd(cb, x, dt, dA_cumsum, C, states, D=None, z=None, seq_idx=None)
 """
 
 MODULES = {

@@ -247,6 +247,22 @@ class Mamba2BackwardOptions(Options):
     ]
 
 
+class Mamba2ChunkCumsumOptions(Options):
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("dt_bias", _TENSOR),
+        ("dt_softplus", ctypes.c_int32),
+        ("has_dt_limit", ctypes.c_int32),
+        ("dt_min", ctypes.c_float),
+        ("dt_max", ctypes.c_float),
+        ("seq_idx", _TENSOR),
+    ]
+
+
+class Mamba2ChunkScanOptions(Options):
+    _fields_ = [("struct_size", ctypes.c_size_t), *((name, _TENSOR) for name in ("d", "z", "ungated"))]
+
+
 class GemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -482,6 +498,11 @@ _FUNCTIONS = {
     "tw_mamba2": [_TENSOR] * 6 + [_OPTIONS],
     "tw_mamba2_step": [_TENSOR] * 7 + [_OPTIONS],
     "tw_mamba2_backward": [_TENSOR] * 10 + [_OPTIONS],
+    "tw_mamba2_chunk_cumsum": [_TENSOR] * 4 + [_OPTIONS],
+    "tw_mamba2_chunk_state": [_TENSOR] * 5,
+    "tw_mamba2_state_passing": [_TENSOR] * 5,
+    "tw_mamba2_bmm_chunk": [_TENSOR] * 3 + [ctypes.c_int32],
+    "tw_mamba2_chunk_scan": [_TENSOR] * 7 + [_OPTIONS],
 }
 
 

@@ -109,6 +109,46 @@ def test_mamba_chunk_scan_combined():
         mamba_ssm.mamba_chunk_scan_combined(*one[:2], A, *one[2:], 64, initial_states=states[:1], **cu)
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_the_five_steps(numbered):
+    x, dt, A, B, C, D, z, dt_bias, states = operands(torch.bfloat16)
+    seq_idx = torch.tensor([[0] * 20 + [1] * 28 + [2] * 22, [0] * 48 + [5] * 22]) if numbered else None
+    given = {"dt_bias": dt_bias, "dt_softplus": True}
+    sums, sizes = mamba_ssm._chunk_cumsum_fwd(dt, A, 48, **given)
+    added = mamba_ssm._chunk_state_fwd(B, x, sizes, sums, seq_idx)
+    passed, final = mamba_ssm._state_passing_fwd(
+        added.flatten(3), sums[..., -1], initial_states=states.flatten(2), seq_idx=seq_idx, chunk_size=48, out_dtype=C.dtype
+    )
+    cb = mamba_ssm._bmm_chunk_fwd(C, B, 48, seq_idx, causal=True, output_dtype=torch.float32)
+    y, ungated = mamba_ssm._chunk_scan_fwd(cb, x, sizes, sums, C, passed.unflatten(3, (8, 16)), D, z, seq_idx)
+    for n, begins in enumerate(((20, 48), (48,))):
+        one = doubled(array[n : n + 1] for array in (x, dt, B, C, z, states))
+        wanted, last = recurrence(
+            *one[:2], A.double(), *one[2:4], D.double(), one[4], dt_bias.double(), one[5], begins=begins if numbered else ()
+        )
+        assert (y[n].double() - wanted[0]).norm() <= 1e-2 * wanted.norm()
+        assert (final[n].double().view(last[0].shape) - last[0]).norm() <= 1e-2 * last.norm()
+        torch.testing.assert_close(ungated[n] * F.silu(z[n].float()), y[n].float(), rtol=2e-2, atol=2e-2)
+
+
+def test_the_five_steps_have_mamba_ssms_dtypes():
+    x, dt, A, B, C, D, *_ = operands(torch.bfloat16)
+    sums, sizes = mamba_ssm._chunk_cumsum_fwd(dt, A.bfloat16(), 64)
+    added = mamba_ssm._chunk_state_fwd(B, x, sizes, sums, states_in_fp32=False)
+    assert added.dtype == torch.bfloat16 and added.shape == (2, 2, 4, 8, 16)
+    memory = torch.empty_like(added, dtype=torch.float32)
+    assert mamba_ssm._chunk_state_fwd(B, x, sizes, sums, states=memory) is memory
+    torch.testing.assert_close(memory.bfloat16(), added)
+    passed, final = mamba_ssm._state_passing_fwd(added.flatten(3), sums[..., -1])
+    assert passed.dtype == torch.bfloat16 and passed.shape == (2, 2, 4, 128) and final.dtype == torch.float32
+    cb, of_one = mamba_ssm._bmm_chunk_fwd(C, B, 64), mamba_ssm._bmm_chunk_fwd(C[:, :, 1], B[:, :, 1], 64)
+    assert cb.dtype == torch.bfloat16
+    torch.testing.assert_close(of_one, cb[:, :, 1])
+    assert mamba_ssm._chunk_scan_fwd(cb, x, sizes, sums, C, passed.unflatten(3, (8, 16)), D)[1] is None
+    with pytest.raises(ValueError, match="chunk_size is None"):
+        mamba_ssm._state_passing_fwd(added.flatten(3), sums[..., -1], seq_idx=torch.zeros(2, 70))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_selective_state_update(dtype):
     x, dt, A, B, C, D, z, dt_bias, states = operands(dtype, steps=1)

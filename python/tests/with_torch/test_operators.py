@@ -196,6 +196,18 @@ def cases():
         lambda *a: ops.mamba2_backward(*a[:6], D=a[6], z=a[7], dt_bias=a[8], initial_states=a[9], d_final_states=a[9]),
         (*selective, half(2, 5, 4, 8), skip, gate, bias, of_scan),
     )
+    sizes, sums = torch.rand(2, 4, 2, 16), -torch.rand(2, 4, 2, 16).cumsum(-1)
+    in_chunks = half(2, 20, 4, 8), half(2, 20, 2, 16), half(2, 20, 2, 16), normal(2, 2, 4, 8, 16), half(2, 2, 4, 8, 16)
+    cumsum = lambda d, a, b: ops.mamba2_chunk_cumsum(d, a, 16, dt_bias=b, dt_softplus=True, dt_limit=(0.1, 1.0))  # noqa: E731
+    yield "mamba2_chunk_cumsum", cumsum, (half(2, 20, 4), -torch.rand(4), bias)
+    yield "mamba2_chunk_state", lambda *a: ops.mamba2_chunk_state(*a), (in_chunks[1], in_chunks[0], sizes, sums)
+    passing = lambda s, d, i: ops.mamba2_state_passing(s, d, initial_states=i, dtype="bfloat16")  # noqa: E731
+    yield "mamba2_state_passing", passing, (in_chunks[3], sums[..., -1], of_scan)
+    yield "mamba2_bmm_chunk", lambda c, b: ops.mamba2_bmm_chunk(c, b, 16, causal=True), in_chunks[1:3]
+    scanned = normal(2, 2, 2, 16, 16), in_chunks[0], sizes, sums, in_chunks[2], in_chunks[4]
+    yield "mamba2_chunk_scan", lambda *a: ops.mamba2_chunk_scan(*a), scanned
+    gated = lambda *a: ops.mamba2_chunk_scan(*a[:6], D=a[6], z=a[7], return_ungated=True)  # noqa: E731
+    yield "mamba2_chunk_scan-gated", gated, (*scanned, skip, half(2, 20, 4, 8))
     yield "moe_dispatch_fp8", lambda a, p: ops.moe_dispatch_fp8(a, p), (normal(3, 256), places)
     yield "cast_fp8_swiglu", lambda a, b: ops.cast_fp8_swiglu(a, b), (normal(3, 300), normal(3, 300))
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)
