@@ -25,12 +25,13 @@ struct GatedDeltaOptions {
 /// 2025).
 ///
 /// `q`, `k`: [B, S, H, Dk]; `v`, `o`: [B, S, Hv, Dv], Hv a multiple of H: neighbouring heads share a query and a key. All of one dtype,
-/// f32, f16 or bf16, any strides; fast if the last dimension is contiguous and all strides are multiples of 16 bytes. Dk is 1 to 128.
+/// f32, f16 or bf16, any strides; fast if the last dimension is contiguous and all strides are multiples of 16 bytes. Dk is 1 to
+/// 256, with gates of channels 1 to 128.
 /// `beta`: [B, S, Hv], of that dtype or f32. N is B, or the number of sequences of `cu_seqlens`, whose elements are not checked: they are
 /// clamped to S. Results are stable for keys whose |k|^2 beta is at most 2.
 ///
 /// f16 and bf16 in chunks of 64 tokens, with products of 16-bit operands and sums in f32; states stay in f32. f32 on the CPU in chunks, on
-/// a GPU token by token, exact but slow.
+/// a GPU token by token, exact but slow; so are Dk above 128 on GPUs with less than 160 KB of shared memory for a block.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.
@@ -62,9 +63,9 @@ struct GatedDeltaBackwardOptions {
 };
 
 /// Gradients of gated_delta_rule() with respect to q, k, v and beta, and to g and the initial state if asked for. `d_o`: o's shape; `dq`,
-/// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dv is at most 128. Gradients of a query or key that
-/// several heads share are their sum. Gradients of tokens after the last
-/// sequence's end are left as they are. The gradient of a gate of -infinity is 0 up to rounding.
+/// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dk and Dv are at most 128. Gradients of a query or key
+/// that several heads share are their sum. Gradients of tokens after the last sequence's end are left as they are. The gradient of a gate
+/// of -infinity is 0 up to rounding.
 ///
 /// f16 and bf16 in chunks of 64 tokens as forward, with states and updates computed again; f32 on the CPU only. The same input gives the
 /// same bits in every run.

@@ -252,6 +252,8 @@ TEST_P(GatedDeltaBackwardArguments, AreRefusedByName) {
   const Tensor wide = tensor({2, 5, 4, 129}), d_wide = tensor({2, 5, 4, 129});
   expect_error<InvalidArgument>([&] { tw::gated_delta_rule_backward(q, k, wide, beta, d_wide, dq, dk, dv, d_beta); },
                                 {"v is bf16[2, 5, 4, 129]", "at most 128"});
+  expect_error<InvalidArgument>([&] { tw::gated_delta_rule_backward(wide, wide, wide, beta, d_wide, wide, wide, wide, beta); },
+                                {"q is bf16[2, 5, 4, 129]", "at most 128"});
   if (GetParam().is_cuda()) {
     const Tensor exact = tensor(keys, DType::f32), of_tokens = tensor({2, 5, 2}, DType::f32);
     expect_error<InvalidArgument>(

@@ -8,6 +8,7 @@
 #include "kernels/gated_delta/channels.tile.hpp"
 #include "kernels/gated_delta/channels_backward.tile.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
+#include "kernels/gated_delta/wide.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
@@ -274,12 +275,15 @@ inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.
 inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
 
 /// The kernels' number of dimensions of a key.
-inline int padded_dim(const Call& call) { return call.dim() <= 64 ? 64 : 128; }
+inline int padded_dim(const Call& call) { return call.dim() <= 64 ? 64 : call.dim() <= 128 ? 128 : kMostDims; }
 /// Calls f with it as a Constant.
 template <class F>
 void with_dim(const Call& call, F f) {
-  padded_dim(call) == 64 ? f(Constant<64>{}) : f(Constant<128>{});
+  const int dim = padded_dim(call);
+  dim == 64 ? f(Constant<64>{}) : dim == 128 ? f(Constant<128>{}) : f(Constant<kMostDims>{});
 }
+/// Whether a block has the shared memory of the kernels for chunks.
+bool chunks_fit(const Call& call);
 
 /// What messages call the states.
 struct StateNames {
@@ -334,7 +338,7 @@ void make_workspace(const Call& call, Gradient& gradient, Make make) {
   gradient.each_dk = apart ? make(each, dtype) : gradient.dk;
 }
 
-/// Normalised queries or keys.
+/// Normalised queries or keys, of up to 256 dimensions.
 Tensor normalised_on_cpu(const Tensor& x);
 void chunks_on_cpu(Call call);
 void steps_on_cpu(Call call);

@@ -11,6 +11,7 @@ namespace tw {
 namespace kernels::gated_delta {
 namespace {
 
+/// The largest Dk of gates of channels, and the largest Dk and Dv of gradients.
 constexpr std::int64_t kLargestDim = 128;
 
 }  // namespace
@@ -32,7 +33,7 @@ Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
     require(t.tensor->rank() == 4, "{}: {} is {}; it must be [batch, seqlen, heads, dim]", op, t.name, *t.tensor);
     check_extents(op, t.name, *t.tensor);
   }
-  require(q.shape(3) >= 1 && q.shape(3) <= kLargestDim, "{}: q is {}; its last dimension must be 1 to {}", op, q, kLargestDim);
+  require(q.shape(3) >= 1 && q.shape(3) <= kMostDims, "{}: q is {}; its last dimension must be 1 to {}", op, q, kMostDims);
   require(k.shape() == q.shape(), "{}: k is {}; it must have q's shape, {}", op, k, q);
   require(v.shape(0) == q.shape(0) && v.shape(1) == q.shape(1), "{}: v is {}; its batch and seqlen must be those of q, {}", op, v, q);
   require(q.shape(2) >= 1 && v.shape(2) % q.shape(2) == 0, "{}: v is {}; its heads must be a multiple of those of q, {}", op, v, q);
@@ -54,6 +55,8 @@ Call check_inputs(const char* op, const Tensor& q, const Tensor& k, const Tensor
     const Shape of_channels{v.shape(0), v.shape(1), v.shape(2), q.shape(3)};
     require(options.g->shape() == of_tokens || options.g->shape() == of_channels, "{}: g is {}; it must be [{}] or [{}]", op, *options.g,
             tw::join(of_tokens, ", "), tw::join(of_channels, ", "));
+    require(options.g->rank() == 3 || q.shape(3) <= kLargestDim, "{}: g is {}; gates of channels are for keys of up to {} dimensions", op,
+            *options.g, kLargestDim);
     call.g = *options.g;
   }
   if (options.cu_seqlens != nullptr) {
@@ -110,7 +113,7 @@ void gated_delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const T
   if (call.sequences() == 0 || call.heads() == 0 || call.values() == 0 || (call.length() == 0 && !call.final_state)) return;
   const bool on_gpu = call.stream.device().is_cuda();
   // The tensor cores would round f32 operands.
-  if (on_gpu && q.dtype() == DType::f32) return steps_on_gpu(call);
+  if (on_gpu && (q.dtype() == DType::f32 || !chunks_fit(call))) return steps_on_gpu(call);
   on_gpu ? chunks_on_gpu(std::move(call)) : chunks_on_cpu(std::move(call));
 }
 
@@ -142,7 +145,8 @@ void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v
   const bool on_gpu = call.stream.device().is_cuda();
   require(!on_gpu || q.dtype() != DType::f32, "{}: q is {}; on a GPU f16 and bf16 are supported, because tensor cores would round f32", op,
           q);
-  require(v.shape(3) <= kLargestDim, "{}: v is {}; its last dimension must be at most {}", op, v, kLargestDim);
+  for (const NamedTensor& t : {NamedTensor{"q", &q}, {"v", &v}})
+    require(t.tensor->shape(3) <= kLargestDim, "{}: {} is {}; its last dimension must be at most {}", op, t.name, *t.tensor, kLargestDim);
   struct Output {
     NamedTensor gradient, of;
   };

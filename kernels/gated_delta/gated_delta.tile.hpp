@@ -191,6 +191,10 @@ struct Walk {
     }
     TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.sequence.size, kChunk); }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      load_step(producer, p, w, step, memory);
+    }
+    /// For any memory with these rings.
+    TW_INLINE static void load_step(auto& producer, const Params& p, const Work& w, int step, auto& memory) {
       const int token = w.sequence.begin + step * kChunk, of_chunk = (w.sequence.first_chunk + step) * kChunk;
       producer.put(memory.keys, [&](auto copy, Slot& slot) {
         copy.tile(p.k, slot.k, token, 0, w.head_of_keys, w.sequence.batch);
@@ -285,14 +289,14 @@ template <class X, class Beta, int D, bool kNormalise, bool kChannels = false>
 struct Step {
   static constexpr const char* source = kSource;
   static constexpr int warps_of_block = 4;
-  static constexpr int cols = D <= 64 ? 64 : 32;  ///< runs of 128 bytes and more, 32 elements of the state for each thread
+  static constexpr int cols = D <= 64 ? 64 : 32;  ///< runs of 128 bytes and more, 32 or 64 elements of the state for each thread
 
   template <class Target>
   struct On {
     static constexpr int warps = warps_of_block;
     /// 96 registers: 32 hold the state and 16 hold q and k; norms and gates of channels take more, and more rows for each thread. An SM
     /// has 48 to 80 KB of states in flight.
-    static constexpr int min_blocks = kNormalise || kChannels || D <= 64 ? 3 : 5;
+    static constexpr int min_blocks = D > 128 ? 2 : kNormalise || kChannels || D <= 64 ? 3 : 5;
     using Values = Rows<Target, float, D, cols, warps, 4>;
     using OutputRow = Rows<Target, float, warps * 128 / cols, cols, warps, 4>;  ///< a piece for each thread; only the first row is stored
     using Copies = Rows<Target, float, warps, D, warps, D / 32>;                ///< a whole query or key for each warp

@@ -15,22 +15,23 @@ enum class Pass { forward, backward, step };
 enum class Gates { heads, channels };
 
 /// Heads of 128. The step's bytes are mostly those of the states, read and written.
-void measure(Run& run, std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, Gates gates = Gates::heads) {
+void measure(Run& run, std::int64_t batch, std::int64_t seqlen, std::int64_t heads, Pass pass, Gates gates = Gates::heads,
+             std::int64_t dim = 128) {
   constexpr const char* kFamily = "gated-delta";
   constexpr const char* kNames[] = {"forward", "backward", "step"};
-  const std::string name = tw::format("{}-b{}-s{}-h{}-d128{}", kNames[static_cast<int>(pass)], batch, seqlen, heads,
+  const std::string name = tw::format("{}-b{}-s{}-h{}-d{}{}", kNames[static_cast<int>(pass)], batch, seqlen, heads, dim,
                                       gates == Gates::channels ? "-channels" : "");
   if (!run.wants(kFamily, name, DType::bf16)) return;
   const Stream stream = run.stream();
-  const Shape shape{batch, seqlen, heads, 128}, of_tokens{batch, seqlen, heads};
+  const Shape shape{batch, seqlen, heads, dim}, of_tokens{batch, seqlen, heads};
   const Device device = stream.device();
   const Tensor q = random_normal(shape, DType::bf16, device, 1), k = random_normal(shape, DType::bf16, device, 2),
                v = random_normal(shape, DType::bf16, device, 3), o = Tensor::poisoned(shape, DType::bf16, stream);
-  // The squared norm of a key is about 128: with a beta of 1 / 256 states neither vanish nor grow.
+  // The squared norm of a key is about `dim`: with a beta of 1 / 256 states neither vanish nor grow.
   const std::vector<float> betas(static_cast<std::size_t>(batch * seqlen * heads), 1.0f / 256);
   const Tensor beta = Tensor::from<float>(betas, of_tokens).to(device),
                g = Tensor::zeros(gates == Gates::channels ? shape : of_tokens, DType::f32, stream);
-  const Tensor state = Tensor::zeros({batch, heads, 128, 128}, DType::f32, stream);
+  const Tensor state = Tensor::zeros({batch, heads, dim, dim}, DType::f32, stream);
   MemoryCase c;
   c.family = kFamily;
   c.case_name = name;
@@ -52,13 +53,16 @@ void measure(Run& run, std::int64_t batch, std::int64_t seqlen, std::int64_t hea
   run_bandwidth(run, c);
 }
 
-const Family family{"gated-delta", "the gated delta rule, heads of 128: a copy of the bytes of its inputs and outputs", [](Run& run) {
+const Family family{"gated-delta", "the gated delta rule, heads of 128 and 256: a copy of the bytes of its inputs and outputs",
+                    [](Run& run) {
                       const bool gpu = run.stream().device().is_cuda();
                       if (gpu) {
                         for (const std::int64_t seqlen : {4096, 16384}) measure(run, 32768 / seqlen, seqlen, 32, Pass::forward);
                         measure(run, 1, 8192, 32, Pass::forward);
                         measure(run, 8, 4096, 32, Pass::backward);
                         for (const std::int64_t batch : {64, 256}) measure(run, batch, 1, 32, Pass::step);
+                        measure(run, 8, 4096, 16, Pass::forward, Gates::heads, 256);
+                        measure(run, 64, 1, 16, Pass::step, Gates::heads, 256);
                         measure(run, 8, 4096, 32, Pass::forward, Gates::channels);
                         measure(run, 8, 4096, 32, Pass::backward, Gates::channels);
                         measure(run, 64, 1, 32, Pass::step, Gates::channels);

@@ -6,6 +6,7 @@
 
 #include "kernels/gated_delta/call.hpp"
 #include "kernels/gated_delta/variants.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "kernels/named.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/analyze.hpp"
@@ -17,6 +18,7 @@ namespace {
 enum class Kind {
   prepare,
   walk,
+  wide_walk,
   prepare_channels,
   walk_channels,
   step,
@@ -48,6 +50,8 @@ std::string type_of(const DeltaKernel& k) {
       return tw::format("tw::kernels::gated_delta::Prepare<{}, {}, {}>", x, element_name(k.beta), k.dim);
     case Kind::walk:
       return tw::format("tw::kernels::gated_delta::Walk<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
+    case Kind::wide_walk:
+      return tw::format("tw::kernels::gated_delta::WideWalk<{}, {}>", x, k.stages);
     case Kind::prepare_channels:
       return tw::format("tw::kernels::gated_delta::PrepareChannels<{}, {}>", x, element_name(k.beta));
     case Kind::walk_channels:
@@ -78,6 +82,8 @@ std::string type_of(const DeltaKernel& k) {
 
 /// Two warpgroups and stages take most of a Hopper SM's shared memory. Some GPUs of the generic target have 99 KB for a block.
 DeltaKernel walk_kernel(DType x, int dim, bool generic) { return {Kind::walk, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2}; }
+/// The same for keys of more than 128 dimensions.
+DeltaKernel wide_walk_kernel(DType x, bool generic) { return {Kind::wide_walk, x, x, kMostDims, false, 64, generic ? 1 : 2}; }
 
 DeltaKernel prepare_channels_kernel(DType x, DType beta) { return {Kind::prepare_channels, x, beta, 128, false, 0, 0}; }
 DeltaKernel walk_channels_kernel(DType x, int dim, bool generic) {
@@ -111,6 +117,10 @@ KernelTable<DeltaKernel>& table() {
   static KernelTable<DeltaKernel> kernels(type_of, kSource);
   return kernels;
 }
+KernelTable<DeltaKernel>& wide_table() {
+  static KernelTable<DeltaKernel> kernels(type_of, kWideSource);
+  return kernels;
+}
 KernelTable<DeltaKernel>& channels_backward_table() {
   static KernelTable<DeltaKernel> kernels(type_of, kChannelsBackwardSource);
   return kernels;
@@ -139,7 +149,8 @@ Tensor normalised_on_gpu(const Tensor& x, const Stream& stream) {
   const Tensor y = workspace(x.shape(), x.dtype(), stream);
   const RowViews views(std::initializer_list<const Tensor*>{&x, &y});
   using Params = typename Normalise<X, 128>::template On<Target>::Params;
-  detail::launch_named<Params>(table()[{Kind::normalise, x.dtype(), x.dtype(), 128, false, 0, 0}], stream,
+  const int dim = x.shape(3) <= 128 ? 128 : kMostDims;
+  detail::launch_named<Params>(table()[{Kind::normalise, x.dtype(), x.dtype(), dim, false, 0, 0}], stream,
                                row_grid("gated_delta_rule", views, 1, Normalise<X, 128>::tile_rows, 1), [&](auto& bind, auto& p) {
                                  bind(p.x, views[0]);
                                  bind(p.y, views[1]);
@@ -170,12 +181,19 @@ void launch_chunks(Call& call) {
     detail::launch_named<typename Prepare<X, Beta, 128>::template On<Target>::Params>(
         table()[{Kind::prepare, x, call.beta.dtype(), padded_dim(call), false, 0, 0}], call.stream, prepare_grid(call),
         [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-  const DeltaKernel walk = walk_kernel(x, padded_dim(call), generic);
-  detail::launch_named<typename Walk<X, 128, 128, 2>::template On<Target>::Params>(table()[walk], call.stream, walk_grid(call, walk.slice),
+  const bool wide = call.dim() > 128;
+  const DeltaKernel walk = wide ? wide_walk_kernel(x, generic) : walk_kernel(x, padded_dim(call), generic);
+  detail::launch_named<typename Walk<X, 128, 128, 2>::template On<Target>::Params>((wide ? wide_table() : table())[walk], call.stream,
+                                                                                   walk_grid(call, walk.slice),
                                                                                    [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
 }
 
 }  // namespace
+
+bool chunks_fit(const Call& call) {
+  const std::int64_t generic = generic_shared_bytes(call.stream);
+  return call.dim() <= 128 || generic == 0 || generic >= 160 * 1024;
+}
 
 void chunks_on_gpu(Call call) {
   const auto with_beta = [&]<class X>() { call.beta.dtype() == DType::f32 ? launch_chunks<X, float>(call) : launch_chunks<X, X>(call); };
@@ -320,6 +338,11 @@ Analysis analyze_walk(const ShapeValues& shape) {
   const Call call = Placeholders<T>(shape).call();
   return analyze<Walk<T, dim, 128, 2>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
 }
+Analysis analyze_wide_walk(const ShapeValues& shape) {
+  require_dim(shape, kMostDims);
+  const Call call = Placeholders<bf16>(shape).call();
+  return analyze<WideWalk<bf16, 2>>(walk_grid(call, WideWalk<bf16, 2>::Slice), [&](auto& bind, auto& p) { bind_walk(bind, p, call); });
+}
 Analysis analyze_prepare_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Call call = Placeholders<bf16>(shape).call(true);
@@ -411,6 +434,7 @@ const DeltaKernel kPrepare{Kind::prepare, DType::bf16, DType::f32, 128, false, 0
 KernelSpec spec_of(const DeltaKernel& kernel, const char* name, const char* source = kSource) {
   return make_spec({type_of(kernel), source, nullptr}, true, true, name);
 }
+KernelSpec wide_walk_spec() { return spec_of(wide_walk_kernel(DType::bf16, false), "gated_delta_walk_bf16_256", kWideSource); }
 KernelSpec prepare_channels_spec() {
   return spec_of(prepare_channels_kernel(DType::bf16, DType::f32), "gated_delta_prepare_channels_bf16", kChannelsSource);
 }
@@ -441,6 +465,7 @@ std::vector<KernelVariant> registered() {
   return {{spec_of(kPrepare, "gated_delta_prepare_bf16_128"), analyze_prepare<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
+          {wide_walk_spec(), analyze_wide_walk},
           {prepare_channels_spec(), analyze_prepare_channels},
           {walk_channels_spec(false), analyze_walk_channels},
           {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},

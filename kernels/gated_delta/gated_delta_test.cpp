@@ -10,6 +10,7 @@
 
 #include "kernels/gated_delta/case.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
+#include "kernels/gated_delta/wide.tile.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
@@ -108,6 +109,15 @@ TEST_P(GatedDelta, AnyDimensions) {
   check({.lengths = {130}, .dim = 128, .values = 128, .initial = true});
 }
 
+TEST_P(GatedDelta, WideKeys) {
+  check({.lengths = {67, 67}, .dim = 129, .values = 20 + pick(130), .initial = true});
+  check({.lengths = {130}, .heads_of_keys = 2, .group = 2, .dim = 256, .values = 64, .initial = true, .f32_beta = true});
+  check({.lengths = {0, 1, 64, 100}, .packed = true, .dim = 192, .values = 70, .lowest_gate = -20, .final = true});
+  check({.lengths = {70}, .dim = 200, .values = 32, .key_norm = 9, .normalise = true, .place = {.offset = 3, .gap = 5}});
+  check_steps({.lengths = {7, 7}, .heads_of_keys = 2, .group = 2, .dim = 256, .values = 100});
+  check_steps({.lengths = {7}, .dim = 160, .values = 33, .key_norm = 9, .normalise = true, .f32_beta = true});
+}
+
 TEST_P(GatedDelta, GatesFromNoneToStrong) {
   for (const float lowest : {0.0f, -0.01f, -1.0f, -20.0f})
     check({.lengths = {150}, .dim = 64, .values = 32, .lowest_gate = lowest, .initial = true});
@@ -155,6 +165,7 @@ TEST_P(GatedDelta, Steps) {
 TEST_P(GatedDelta, OtherSequencesMayHoldNaN) {
   for (const bool channels : {false, true})
     check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64, .channels = channels});
+  check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 160, .values = 64});
 }
 
 TEST_P(GatedDelta, GatesOfChannelsAnyLength) {
@@ -218,14 +229,15 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
   const Tensor q = tensor({2, 5, 2, 8}), k = tensor({2, 5, 2, 8}), v = tensor({2, 5, 4, 16}), beta = tensor({2, 5, 4}),
                o = tensor({2, 5, 4, 16});
   const Tensor g = tensor({2, 5, 4}, DType::f32), state = tensor({2, 4, 8, 16}, DType::f32), other = tensor({2, 4, 16, 8}, DType::f32);
-  const Tensor offsets = tensor({3}, DType::i32), one = tensor({1}, DType::i32), long_ones = tensor({2, 5, 2, 129});
+  const Tensor offsets = tensor({3}, DType::i32), one = tensor({1}, DType::i32), long_ones = tensor({2, 5, 2, 257}),
+               wide = tensor({2, 5, 2, 129});
   const auto refused = [&](const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& beta_, const Tensor& o_,
                            std::initializer_list<std::string_view> parts, GatedDeltaOptions options = {}) {
     expect_error<InvalidArgument>([&] { tw::gated_delta_rule(q_, k_, v_, beta_, o_, options); }, parts);
   };
   refused(tensor({2, 5, 2, 8}, DType::i32), k, v, beta, o, {"gated_delta_rule: q is i32[2, 5, 2, 8]", "f32, f16 and bf16"});
   refused(tensor({5, 2, 8}), k, v, beta, o, {"q is bf16[5, 2, 8]", "[batch, seqlen, heads, dim]"});
-  refused(long_ones, long_ones, v, beta, o, {"q is bf16[2, 5, 2, 129]", "1 to 128"});
+  refused(long_ones, long_ones, v, beta, o, {"q is bf16[2, 5, 2, 257]", "1 to 256"});
   refused(q, v, v, beta, o, {"k is bf16[2, 5, 4, 16]", "q's shape"});
   refused(q, k, tensor({2, 6, 4, 16}), beta, o, {"v is bf16[2, 6, 4, 16]", "batch and seqlen"});
   refused(q, k, tensor({2, 5, 3, 16}), beta, o, {"v is bf16[2, 5, 3, 16]", "a multiple of those of q"});
@@ -235,6 +247,8 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
   refused(q, k, v, beta, v, {"o is", "shares memory with v"});
   refused(q, k, v, beta, q, {"o is bf16[2, 5, 2, 8]", "v's shape"});
   refused(q, k, v, beta, o, {"g is bf16[2, 5, 4]", "f32"}, {.g = &beta});
+  const Tensor of_channels = tensor({2, 5, 4, 129}, DType::f32);
+  refused(wide, wide, v, beta, o, {"g is f32[2, 5, 4, 129]", "up to 128 dimensions"}, {.g = &of_channels});
   const Tensor of_values = tensor({2, 5, 4, 16}, DType::f32);
   refused(q, k, v, beta, o, {"g is f32[2, 5, 4, 16]", "[2, 5, 4] or [2, 5, 4, 8]"}, {.g = &of_values});
   refused(q, k, v, beta, o, {"initial_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.initial_state = &other});
@@ -246,11 +260,35 @@ TEST_P(GatedDeltaArguments, AreRefusedByName) {
                                 {"gated_delta_rule_step: state is f32[2, 4, 16, 8]"});
 }
 
+/// A block of the generic target has 138 KB, which GPUs of compute capability 8.0 have.
+TEST(GatedDeltaKernels, WideKeysCompileWithoutSpills) {
+  skip_without_nvrtc();
+  for (const bool generic : {false, true}) {
+    std::vector<KernelSpec> specs;
+    for (const char* const dtype : {"tw::bf16", "tw::f16"}) {
+      for (const bool pieces : {false, true}) {
+        const auto add = [&](std::string type, const char* source) {
+          const KernelSpec spec = make_spec({std::move(type), source, nullptr}, pieces, pieces);
+          specs.push_back(generic ? for_target(spec, GpuTarget::cuda) : spec);
+        };
+        add(tw::format("tw::kernels::gated_delta::WideWalk<{}, {}>", dtype, generic ? 1 : 2), kWideSource);
+        add(tw::format("tw::kernels::gated_delta::Prepare<{}, float, 256>", dtype), kSource);
+      }
+    }
+    const auto check = [&](std::size_t i, const CompiledKernel& kernel) {
+      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
+      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
+    };
+    compile_all(specs, 0, check, generic ? "sm_80" : "sm_90a");
+  }
+}
+
 TEST(GatedDeltaKernels, StepsCompileWithoutSpills) {
   skip_without_nvrtc();
   std::vector<KernelSpec> specs;
-  for (const char* const arguments : {"float, float, 128, true", "tw::bf16, tw::bf16, 128, true", "tw::f16, float, 64, false",
-                                      "float, float, 128, true, true", "tw::bf16, float, 128, false, true"})
+  for (const char* const arguments :
+       {"float, float, 128, true", "tw::bf16, tw::bf16, 128, true", "tw::f16, float, 64, false", "tw::bf16, float, 256, false",
+        "float, float, 256, true", "float, float, 128, true, true", "tw::bf16, float, 128, false, true"})
     for (const bool pieces : {false, true})
       specs.push_back(make_spec({tw::format("tw::kernels::gated_delta::Step<{}>", arguments), kSource, nullptr}, pieces, pieces));
   const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };

@@ -172,7 +172,7 @@ def gated_delta_rule(
 ):
     """The gated delta rule: S = (I - beta k k^T) exp(g) S + beta k v^T, o = scale S^T q, from token to token of each sequence and head.
 
-    q, k: [batch, seqlen, heads of keys, dim], dim up to 128; v: [batch, seqlen, heads, values], of one dtype, f32, f16 or bf16; heads is a
+    q, k: [batch, seqlen, heads of keys, dim], dim up to 256, with gates of channels 128; v: [batch, seqlen, heads, values], of one dtype, f32, f16 or bf16; heads is a
     multiple of the heads of keys. beta: [batch, seqlen, heads], of that dtype or f32. g: f32, of that shape, at most 0; default: zeros, the
     delta rule. With g [batch, seqlen, heads, dim] each row of S decays by a gate of its own: Kimi Delta Attention. scale: default dim^-0.5. initial_state: f32 [sequences, heads, dim, values]; default: zeros. return_final_state: also returns
     the states after the last tokens. use_qk_l2norm_in_kernel: divides queries and keys by sqrt(|x|^2 + 1e-6). cu_seqlens: int32
@@ -244,7 +244,7 @@ def gated_delta_rule_backward(
 ) -> tuple:
     """Gradients of gated_delta_rule(): (dq, dk, dv, d_beta, dg, d_initial_state); the last two are None if g or initial_state is.
 
-    q, k, v, beta and the options are those of the gated_delta_rule() call; values up to 128, on a GPU f16 and bf16. d_o is the gradient of o,
+    q, k, v, beta and the options are those of the gated_delta_rule() call; dim and values up to 128, on a GPU f16 and bf16. d_o is the gradient of o,
     and d_final_state that of the final state; None is 0. Of tokens that belong to no sequence all gradients are 0. The same bits in every run.
     """
     if _dispatch.through_operator(q, k, v, beta, d_o, g, initial_state, d_final_state):
