@@ -63,9 +63,9 @@ struct Decode {
       const int key0 = (w.begin + step) * N;
       const auto places = places_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
-      producer.put(memory.rotary, [&](auto copy, Rotary& k) { load_keys<kCache>(copy, p, w, key0, places, p.kv, k, kLatent); });
+      producer.put(memory.rotary, [&](auto copy, Rotary& k) { load_keys<kCache>(copy, w, key0, places, p.kv, k, kLatent); });
       for_groups([&](auto g) {
-        producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, p, w, key0, places, p.kv, k, g.value * kGroup); });
+        producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, w, key0, places, p.kv, k, g.value * kGroup); });
       });
     }
 

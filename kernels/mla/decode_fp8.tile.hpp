@@ -66,9 +66,9 @@ struct DecodeFp8 {
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
       producer.put(memory.keys, [&](auto copy, Slot& slot) {
         TW_UNROLL
-        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, p, w, key0, places, p.codes, slot.codes[g], g * kGroup);
-        load_keys<kCache>(copy, p, w, key0, places, p.scales, slot.scales, 0);
-        load_keys<kCache>(copy, p, w, key0, places, p.rotary, slot.rotary, 0);
+        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, w, key0, places, p.codes, slot.codes[g], g * kGroup);
+        load_keys<kCache>(copy, w, key0, places, p.scales, slot.scales, 0);
+        load_keys<kCache>(copy, w, key0, places, p.rotary, slot.rotary, 0);
       });
     }
 

@@ -128,7 +128,7 @@ TW_INLINE auto places_of_keys(auto& producer, const auto& p, const DecodeWork& w
 
 /// Copies columns from `col` on of the keys from key0 on, which are at `places`.
 template <Cache kCache, class S>
-TW_INLINE void load_keys(auto& copy, const auto& p, const DecodeWork& w, int key0, const auto& places, const auto& from, S& to, int col) {
+TW_INLINE void load_keys(auto& copy, const DecodeWork& w, int key0, const auto& places, const auto& from, S& to, int col) {
   if constexpr (kCache == Cache::contiguous) {
     copy.tile(from, to, key0, col, w.batch);
   } else if constexpr (kCache == Cache::pages) {

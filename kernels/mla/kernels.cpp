@@ -2,6 +2,7 @@
 
 #include <array>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "kernels/check.hpp"
