@@ -42,9 +42,9 @@ struct MlaOptions {
 /// `q`: [batch, seqlen_q, heads, 576], 512 columns for the latent part and 64 with the rotary embedding; `o`: [batch, seqlen_q, heads,
 /// 512]. `kv_cache`: [batch, capacity, 576] or, with a block table, [pages, page_size, 576]: token t of sequence b is token t % page_size
 /// of page block_table[b, t / page_size]. Pages may be of any size and in any order; sizes that are a multiple of 64 are copied faster. If
-/// page_size is not, pages must be a whole number of tokens apart in memory. bf16 or f16; accumulation in f32. The last dimension must be
-/// contiguous; 16-byte aligned rows are fast. The cache after a sequence's length, and pages that it does not use, may hold anything. A
-/// query that sees no key gives 0.
+/// page_size is not a multiple of 16, pages must be a whole number of tokens apart in memory. bf16 or f16; accumulation in f32. The last
+/// dimension must be contiguous; 16-byte aligned rows are fast. The cache after a sequence's length, and pages that it does not use, may
+/// hold anything. A query that sees no key gives 0.
 ///
 /// With q in bf16 the cache may also be of 8 bits: u8 or fp8_e4m3 with 656 columns, kMlaFp8Bytes. Column c of the key is then the e4m3
 /// number c times scale c / 128, rounded to bf16. Its memory and strides are multiples of 16 bytes.

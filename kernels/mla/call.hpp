@@ -40,6 +40,11 @@ struct Call {
   int page_size() const { return static_cast<int>(kv.shape(1)); }
 };
 
+/// Whether a cache's pages are a whole number of tokens apart, so that tokens of all pages are rows of one matrix.
+inline bool tokens_apart(const Tensor& kv) {
+  return kv.shape(1) == 1 || (kv.stride(1) > 0 && kv.stride(0) > 0 && kv.stride(0) % kv.stride(1) == 0);
+}
+
 void run(const Call& call);
 
 /// What is asked of the splits of a call.

@@ -14,15 +14,16 @@ inline constexpr int kRows = 64;
 
 /// Where the keys of a sequence are.
 enum class Cache {
-  contiguous,  ///< side by side
-  pages,       ///< in pages of a multiple of kPageMultiple tokens, of which so many are copied at once
-  tokens,      ///< in pages of any size, gathered token by token
-  selected     ///< anywhere in it: each sequence, of one query, has a list of the keys that it sees
+  contiguous,   ///< side by side
+  pages,        ///< in pages of a multiple of 64 tokens, of which 64 are copied at once
+  small_pages,  ///< in pages of a multiple of 16 tokens, of which 16 are copied at once
+  tokens,       ///< in pages of any size, a whole number of tokens apart, gathered token by token
+  selected      ///< anywhere in it: each sequence, of one query, has a list of the keys that it sees
 };
-inline constexpr int kPageMultiple = 64;
-/// Tokens of a page that are copied at once to a block of N keys.
-template <int N>
-inline constexpr int kCopiedRows = min(N, kPageMultiple);
+/// Keys that are copied at once to a block of `keys`.
+constexpr int copied_rows(Cache cache, int keys) { return cache == Cache::pages ? min(keys, 64) : cache == Cache::small_pages ? 16 : keys; }
+template <Cache kCache>
+inline constexpr bool kCopiesPages = kCache == Cache::pages || kCache == Cache::small_pages;
 /// Whether keys are gathered one by one. Those that do not exist then arrive as zeros.
 template <Cache kCache>
 inline constexpr bool kGathers = kCache == Cache::tokens || kCache == Cache::selected;
@@ -113,13 +114,14 @@ TW_INLINE auto places_of_keys(auto& producer, const auto& p, const DecodeWork& w
       const InPage at = InPage::find(p, w, min(key0 + row, w.seqlen - 1));
       return key0 + row < w.seqlen ? at.page * p.page_step + at.token : -1;
     });
-  } else if constexpr (kCache == Cache::pages) {
+  } else if constexpr (kCopiesPages<kCache>) {
+    constexpr int count = copied_rows(kCache, N);
     struct Pages {
-      InPage at[N / kCopiedRows<N>];
+      InPage at[N / count];
     } pages;
     TW_UNROLL
-    for (int n = 0; n < N / kCopiedRows<N>; ++n)  // what comes after the last token does not matter
-      pages.at[n] = InPage::find(p, w, min(key0 + n * kCopiedRows<N>, w.seqlen - 1));
+    for (int n = 0; n < N / count; ++n)  // what comes after the last token does not matter
+      pages.at[n] = InPage::find(p, w, min(key0 + n * count, w.seqlen - 1));
     return pages;
   } else {
     return 0;  // side by side
@@ -131,12 +133,10 @@ template <Cache kCache, class S>
 TW_INLINE void load_keys(auto& copy, const DecodeWork& w, int key0, const auto& places, const auto& from, S& to, int col) {
   if constexpr (kCache == Cache::contiguous) {
     copy.tile(from, to, key0, col, w.batch);
-  } else if constexpr (kCache == Cache::pages) {
+  } else if constexpr (kCopiesPages<kCache>) {
+    constexpr int count = copied_rows(kCache, S::rows);
     TW_UNROLL
-    for (int n = 0; n < S::rows / kCopiedRows<S::rows>; ++n) {
-      const InPage& at = places.at[n];
-      copy.part(from, to, n * kCopiedRows<S::rows>, kCopiedRows<S::rows>, at.token, col, at.page);
-    }
+    for (int n = 0; n < S::rows / count; ++n) copy.part(from, to, n * count, count, places.at[n].token, col, places.at[n].page);
   } else {
     copy.gather(from, to, places, col);
   }

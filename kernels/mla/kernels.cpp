@@ -16,8 +16,8 @@ namespace {
 
 constexpr const char* kSource = "kernels/mla/decode.tile.hpp";
 constexpr const char* kFp8Source = "kernels/mla/decode_fp8.tile.hpp";
-constexpr const char* kCaches[] = {"contiguous", "pages", "tokens", "selected"};
-constexpr std::array kAllCaches{Cache::contiguous, Cache::pages, Cache::tokens, Cache::selected};
+constexpr const char* kCaches[] = {"contiguous", "pages", "small_pages", "tokens", "selected"};
+constexpr std::array kAllCaches{Cache::contiguous, Cache::pages, Cache::small_pages, Cache::tokens, Cache::selected};
 
 /// What DecodeFp8 needs: queries, keys as they are stored, keys in 16 bits, weights and the exchange between warpgroups.
 constexpr std::int64_t kFp8Bytes = kRows * 2 * kKey + 64 * 6 * 128 + 64 * 2 * kLatent + kRows * 128 + 512;
@@ -64,7 +64,8 @@ Kernel choose_kernel(const Call& call, std::int64_t generic_shared) {
           kFp8Bytes, generic_shared);
   if (generic_shared > 0 && !kernel.fp8) kernel = generic_kernel(kernel, generic_shared);
   if (call.indices != nullptr) kernel.cache = Cache::selected;
-  if (call.pages != nullptr) kernel.cache = call.page_size() % kPageMultiple == 0 ? Cache::pages : Cache::tokens;
+  if (call.pages != nullptr)
+    kernel.cache = call.page_size() % 64 == 0 ? Cache::pages : tokens_apart(call.kv) ? Cache::tokens : Cache::small_pages;
   return kernel;
 }
 

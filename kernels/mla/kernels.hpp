@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <compare>
 #include <string>
 #include <type_traits>
@@ -54,7 +53,7 @@ inline Tensor as_tokens(const Tensor& kv) {
 template <class Params>
 void bind_call(auto& bind, Params& p, const Call& call, const Kernel& kernel) {
   bind(p.q, call.q);
-  const int copied = kernel.cache == Cache::pages ? std::min(kPageMultiple, kernel.keys) : kernel.keys;
+  const int copied = copied_rows(kernel.cache, kernel.keys);
   const bool empty = call.kv.numel() == 0, gathers = (kernel.cache == Cache::tokens || kernel.cache == Cache::selected) && !empty;
   // Without keys nothing is read, but a tensor map must describe some memory: that of q.
   const Tensor kv = empty ? Tensor() : gathers ? as_tokens(call.kv) : call.kv;

@@ -52,10 +52,9 @@ Call check(const Tensor& q, const Tensor& kv, const Tensor& o, const MlaOptions&
             .scale = scale,
             .stream = checked_stream(kOp, options.stream, device)};
   const CacheOf cache = check_cache(kOp, kv, {q.shape(0), q.dtype(), device}, options.seqlens, options.block_table);
-  require(options.block_table == nullptr || kv.shape(1) % kPageMultiple == 0 || kv.shape(1) == 1 ||
-              (kv.stride(1) > 0 && kv.stride(0) > 0 && kv.stride(0) % kv.stride(1) == 0),
-          "{}: kv_cache is {} with strides [{}]; if page_size is not a multiple of {}, pages must be a whole number of tokens apart", kOp,
-          kv, tw::join(kv.strides(), ", "), kPageMultiple);
+  require(options.block_table == nullptr || kv.shape(1) % 16 == 0 || tokens_apart(kv),
+          "{}: kv_cache is {} with strides [{}]; if page_size is not a multiple of 16, pages must be a whole number of tokens apart", kOp,
+          kv, tw::join(kv.strides(), ", "));
   call.kv = kv;
   call.capacity = cache.capacity;
   call.seqlens = cache.seqlens;

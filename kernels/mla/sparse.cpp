@@ -44,8 +44,8 @@ Call check(const Tensor& q, const Tensor& kv, const Tensor& indices, const Tenso
   check_rows(kOp, "kv", pages, {tokens, q.dtype(), device}, "pages, page_size");
   require(pages.shape(0) * pages.shape(1) <= kernels::kLargestExtent, "{}: kv is {}; it is limited to {} tokens", kOp, kv,
           kernels::kLargestExtent);
-  require(pages.shape(1) == 1 || (pages.stride(1) > 0 && pages.stride(0) > 0 && pages.stride(0) % pages.stride(1) == 0),
-          "{}: kv is {} with strides [{}]; pages must be a whole number of tokens apart", kOp, kv, tw::join(kv.strides(), ", "));
+  require(tokens_apart(pages), "{}: kv is {} with strides [{}]; pages must be a whole number of tokens apart", kOp, kv,
+          tw::join(kv.strides(), ", "));
   check_operand(kOp, "indices", indices, DType::i32, device);
   require(indices.rank() == 2 && indices.shape(0) == tokens, "{}: indices is {}; it must be i32[{}, topk]", kOp, indices, tokens);
   check_columns(kOp, "indices", indices);
