@@ -184,8 +184,11 @@ const Bytes kBytes[] = {
     {"topk", "topk_bf16", "rows=4,cols=20000", 2 * 160000 + 512, 4 * 64 * 6, 160000},
     // Two tiles of 64 heads, each with its queries and all keys; o and lse.
     {"mla", "mla_decode_bf16_contiguous", "batch=1,heads=128,keys=100", 2 * (64 + 100) * 1152, 128 * (1024 + 4), (128 + 100) * 1152},
-    // Four tiles, each with its queries, 100 keys, and twice the list of these, which is the same for both tokens; o and lse.
-    {"mla", "mla_sparse_bf16", "batch=2,heads=128,keys=100", 4 * ((64 + 100) * 1152 + 800), 256 * (1024 + 4), (256 + 100) * 1152 + 400},
+    // Four tiles, each with its queries, 100 keys, and the list of these, which is the same for both tokens, for a block of 128 keys and
+    // for
+    // masks; o and lse.
+    {"mla", "mla_sparse_bf16", "batch=2,heads=128,keys=100", 4 * ((64 + 100) * 1152 + 4 * 128 + 4 * 100), 256 * (1024 + 4),
+     (256 + 100) * 1152 + 400},
     // Two tiles of four queries with their weights, each with all keys and their scales.
     // Eight tiles of eight tokens read their queries and both blocks of keys and values; the list of each is read by two roles.
     {"nsa", "nsa_selected_bf16_128_16_8", "tokens=64,keys=128,kv_heads=1", 262144 + 8 * 65536 + 8 * (4 + 2 * 8), 262144 + 4096,

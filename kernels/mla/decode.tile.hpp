@@ -14,8 +14,7 @@ namespace tw::kernels::mla {
 /// half of the output's columns from all weights.
 ///
 /// Only one block of keys fits into shared memory. So its columns arrive in groups: while the output's products still read the last ones,
-/// the next keys replace the first. The weights take
-/// the place of the rotary columns, which no product needs any more by then.
+/// the next keys replace the first. The weights take the place of the rotary columns, which no product needs any more by then.
 template <class T, int N, Cache kCache>
 struct Decode {
   static constexpr const char* source = "kernels/mla/decode.tile.hpp";
@@ -55,6 +54,9 @@ struct Decode {
     struct State {
       Output out[kGroups];
       Softmax softmax;
+    };
+    struct Locals {
+      Scores scores;
     };
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }

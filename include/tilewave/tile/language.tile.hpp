@@ -95,7 +95,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
-#define TW_BUFFER_IN_SLOT "a Buffer in the slot of a ring, which has one, has at most its bytes"
+#define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"
 #define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
 #define TW_STORED_TRANSPOSED "a Fragment is stored transposed as 16-bit elements, in panels of 64 of its columns"
 /// The types of accumulators.

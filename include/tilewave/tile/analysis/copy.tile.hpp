@@ -90,6 +90,16 @@ struct Producer {
   void limit(const RingType&) const {
     static_assert(N >= 1, "one slot must be allowed on its way");
   }
+  /// Counts one read of each number.
+  template <int N, class Fn>
+  auto row_numbers(Fn f) const {
+    struct Numbers {
+      int x[N];
+      int operator()(int row) const { return x[row]; }
+    } numbers;
+    for (int row = 0; row < N; ++row) numbers.x[row] = f(row);
+    return numbers;
+  }
   template <class RingType, class Fill>
   void put(RingType& ring, Fill fill) const {
     if constexpr (RingType::gathers)
