@@ -101,13 +101,13 @@ struct InPage {
 /// page. They are looked up once for all columns, before the producer waits for room.
 template <Cache kCache, int N>
 TW_INLINE auto places_of_keys(auto& producer, const auto& p, const DecodeWork& w, int key0) {
-  // Without branches, so that all numbers are on their way at the same time.
+  // Without branches, so that all numbers are on their way at the same time. Those that are not tokens wrap around, and are not used.
   if constexpr (kCache == Cache::selected) {
     return row_numbers<N>(producer, [&p, &w, key0](int row) {
       const int entry = *p.indices.template at<const i32>(w.batch, min(key0 + row, w.seqlen - 1), 0, 0);
       const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
-      const int place = static_cast<int>(token / size) * p.page_step + static_cast<int>(token % size);
-      return key0 + row < w.seqlen && token < p.tokens() ? place : -1;
+      const u32 place = token / size * static_cast<u32>(p.page_step) + token % size;
+      return key0 + row < w.seqlen && token < p.tokens() ? static_cast<int>(place) : -1;
     });
   } else if constexpr (kCache == Cache::tokens) {
     return row_numbers<N>(producer, [&p, &w, key0](int row) {
