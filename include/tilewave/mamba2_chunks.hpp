@@ -43,8 +43,8 @@ struct Mamba2ChunkCumsumOptions {
 };
 
 /// dt: [batch, seqlen, nheads], f32, f16 or bf16; a: A, f32 [nheads]. da_cumsum and dt_out, the step sizes: f32 [batch, nheads, nchunks,
-/// chunk_size]. Steps beyond the sequence's end have dt_out = 0, and the last step's sum. The logarithm of a step's decay, dt A, is at
-/// least -110.9, of which exp is 0 in f32: sums stay finite, also where A is -infinity.
+/// chunk_size]. Steps beyond the sequence's end have dt_out = 0, and the last step's sum. The logarithm of a step's decay, dt A, is
+/// raised to -110.9 where it is less. Its exponential is 0 in f32 either way, and the sums stay finite even where A is -infinity.
 void mamba2_chunk_cumsum(const Tensor& dt, const Tensor& a, const Tensor& da_cumsum, const Tensor& dt_out,
                          const Mamba2ChunkCumsumOptions& options = {});
 

@@ -105,8 +105,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);
   }
 
-  /// Loads a tile in shared memory as a left operand in registers: each warpgroup loads its 64 rows, of fewer than the kernel's those that
-  /// it shares with others. All its warps have read the tile when it returns, so the slot may be released.
+  /// Loads a tile in shared memory as a left operand in registers. Each warpgroup loads its 64 rows; if the tile has fewer rows than the
+  /// kernel, several warpgroups load the same ones. All its warps have read the tile when it returns, so the slot may be released.
   template <class T, int R, int C>
   TW_INLINE void load(Operand<T, R, C>& to, const Shared<T, R, C, Contract::columns>& from) const {
     using S = Shared<T, R, C, Contract::columns>;

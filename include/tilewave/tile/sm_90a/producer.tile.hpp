@@ -129,7 +129,7 @@ struct GatherCopy {
   }
 };
 
-/// f(0) to f(N - 1), of which each thread of the producer holds those of the rows that it copies by cp.async.
+/// The numbers f(0) to f(N - 1) of a tile's rows. Each thread of the producer holds only the numbers of the rows that it copies.
 template <int N, class Fn>
 struct RowNumbers {
   using Copy = cuda::AsyncCopy<kWarpgroupThreads>;
