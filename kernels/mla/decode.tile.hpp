@@ -66,9 +66,9 @@ struct Decode {
       const auto places = places_of_keys<kCache, N>(producer, p, w, key0);
       if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
       producer.put(memory.rotary, [&](auto copy, Rotary& k) { load_keys<kCache>(copy, w, key0, places, p.kv, k, kLatent); });
-      for_groups([&](auto g) {
-        producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, w, key0, places, p.kv, k, g.value * kGroup); });
-      });
+      TW_NO_UNROLL
+      for (int g = 0; g < kGroups; ++g)
+        producer.put(memory.keys, [&](auto copy, K& k) { load_keys<kCache>(copy, w, key0, places, p.kv, k, g * kGroup); });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {

@@ -278,7 +278,7 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
   }
   /// Where each of an SM's four schedulers has two warps, one of them loads before its product and the other after it, so that one keeps
   /// the tensor cores busy while the other computes addresses.
-  static constexpr bool kLate = threads == 256;
+  static constexpr bool kLate = threads == 256 && T::piece_loads;
   TW_INLINE bool late_warp() const { return at.block_warp() >= threads / 64; }
   TW_INLINE void load_late() {
     if constexpr (kLate) {
