@@ -8,6 +8,7 @@ y = x W^T, where x is [M, K] and W is stored [N, K]. Groups of cases (--group sq
   model     16384 x 6144 x 2048, bf16 and f16
   few-rows  1, 8 and 64 x 6144 x 2048, bf16: against the bytes that they read and write, too
   fp8       4096 and 8192, e4m3 with a scale for each operand
+  rows      4096 and 8192, e4m3 with a scale for each row of x and of W
   blocks    8192, 4096 x 4096 x 7168 and 64 x 7168 x 2048, e4m3 with a scale for each 128 of K of x and each 128 x 128 of W
   grouped   groups of rows, each with a W of its own; and k-grouped, the gradient of those W
   grouped-blocks  the same of e4m3 with block scales
@@ -131,6 +132,20 @@ def run_few_rows(run):
                     run.add(record)
 
 
+class RowScaled(Product):
+    """Operands with a scale for each row of x and of W."""
+
+    def __init__(self, run, m, n, k):
+        super().__init__(run, m, n, k, torch.float8_e4m3fn)
+        self.scales = [0.1 + torch.rand(*shape, device=run.device) for shape in ((m, 1), (1, n))]
+
+    def check(self):
+        rows = some_rows(self.shape[0], self.run.rng, self.run.device)
+        of_x, of_w = (scale.double() for scale in self.scales)
+        y, exact = self.ours()()[rows], self.x[rows].double() @ self.w.double().T * of_x[rows] * of_w
+        require_right(wrong_values("y", y, exact.to(torch.bfloat16), exact))
+
+
 class BlockScaled(Product):
     """Operands that cast_fp8() and cast_fp8_blocks() gave, with their scales."""
 
@@ -163,13 +178,13 @@ class BlockScaled(Product):
         require_right(wrong_values("y", y, exact.to(torch.bfloat16), exact))
 
 
-def run_block_scaled(run):
-    for m, n, k in BLOCK_SCALED:
-        name = f"blocks-{m}" if m == n == k else f"blocks-{m}x{n}x{k}"
+def run_scaled(group, make, shapes, run):
+    for m, n, k in shapes:
+        name = f"{group}-{m}" if m == n == k else f"{group}-{m}x{n}x{k}"
         if not run.wants(name):
             continue
         with run.case(name):
-            call = BlockScaled(run, m, n, k)
+            call = make(run, m, n, k)
             call.check()
             contenders = [Contender("tilewave", call.ours(), call.tflop)]
             contenders += run.peer(name, "cublas", call.cublas, call.tflop, call.y)
@@ -320,7 +335,16 @@ GROUPS = {
         "a layer of a model, few tokens", run_few_rows, lambda quick: len(ROWS) * (1 + expected_seconds("graph", 2, quick, 0.01))
     ),
     "fp8": group_of("fp8", "fp8"),
-    "blocks": Group("fp8 with block scales", run_block_scaled, lambda quick: len(BLOCK_SCALED) * (1 + expected_seconds("hot", 2, quick))),
+    "rows": Group(
+        "fp8 with scales of rows",
+        functools.partial(run_scaled, "rows", RowScaled, [(size,) * 3 for size in FP8_SQUARES]),
+        lambda quick: len(FP8_SQUARES) * (1 + expected_seconds("hot", 2, quick)),
+    ),
+    "blocks": Group(
+        "fp8 with block scales",
+        functools.partial(run_scaled, "blocks", BlockScaled, BLOCK_SCALED),
+        lambda quick: len(BLOCK_SCALED) * (1 + expected_seconds("hot", 2, quick)),
+    ),
     "grouped-blocks": Group(
         "groups of rows, fp8 with block scales",
         run_grouped_block_scaled,

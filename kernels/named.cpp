@@ -44,9 +44,9 @@ const char* functor_name(Activation activation) {
 }
 
 std::string linear_name(DType out, Activation activation, const LinearOptions& options) {
-  return tw::format("tw::Linear<{}, {}, tw::LinearOptions{{{}, {}, {}, {}, {}}}>", element_name(out), functor_name(activation),
+  return tw::format("tw::Linear<{}, {}, tw::LinearOptions{{{}, {}, {}, {}, {}, {}}}>", element_name(out), functor_name(activation),
                     bool_name(options.addends), bool_name(options.scales), bool_name(options.windowed), bool_name(options.transposed),
-                    bool_name(options.begins));
+                    bool_name(options.begins), bool_name(options.row_scales));
 }
 
 }  // namespace tw::kernels

@@ -739,17 +739,22 @@ TEST(Repetition, cuda_ProductsOf8Bits) {
     for (std::int64_t i = 0; i < t.numel(); ++i) t.data<float>()[i] = 0.5f;
     return t;
   };
+  const auto add = [&](std::string_view scales, std::int64_t n, const Shape& of_a, const Shape& of_b, DType result) {
+    const SharedInputs in = std::make_shared<Inputs>(std::vector{codes({m, k}, seed()), codes({n, k}, seed() + 1), ones(of_a), ones(of_b)});
+    cases.push_back({tw::format("fp8, {} columns, {}, to {}", n, scales, name_of(result)),
+                     {m, n},
+                     result,
+                     [in](const Tensor& out, const Stream& stream) {
+                       const std::vector<Tensor>& t = in->on(stream.device());
+                       gemm(t[0], t[1].transpose(0, 1), out, {.a_scale = &t[2], .b_scale = &t[3], .stream = stream});
+                     },
+                     result == DType::fp8_e4m3 ? 0.13f : 0.03f});  // neighbouring numbers of fp8 are an eighth apart
+  };
   for (const std::int64_t n : {128, 256}) {
-    for (const bool blocks : {false, true}) {
-      const SharedInputs in = std::make_shared<Inputs>(std::vector{
-          codes({m, k}, seed()), codes({n, k}, seed() + 1), blocks ? ones({m, 1}) : ones({1}), blocks ? ones({1, n / 128}) : ones({1})});
-      cases.push_back({tw::format("fp8, {} columns, {}", n, blocks ? "block scales" : "scalars"),
-                       {m, n},
-                       DType::bf16,
-                       [in](const Tensor& out, const Stream& stream) {
-                         const std::vector<Tensor>& t = in->on(stream.device());
-                         gemm(t[0], t[1].transpose(0, 1), out, {.a_scale = &t[2], .b_scale = &t[3], .stream = stream});
-                       }});
+    add("block scales", n, {m, 1}, {1, n / 128}, DType::bf16);
+    for (const DType result : {DType::bf16, DType::f32, DType::fp8_e4m3}) {
+      add("scalars", n, {1}, {1}, result);
+      add("scales of rows", n, {m, 1}, {1, n}, result);
     }
   }
   const auto integers = [](Shape shape, std::uint64_t s) { return Tensor::random(std::move(shape), DType::f32, s).to(DType::i8); };

@@ -21,9 +21,9 @@ struct GemmOptions {
   const Tensor* bias = nullptr;  ///< [N], of D's dtype and contiguous; added to every row
   Activation activation = Activation::none;
   const Tensor* residual = nullptr;  ///< D's shape and dtype, any strides; added after the activation. May be D itself
-  /// fp8: f32 factors of A and B, both or none. Scalars, [1] each, are multiplied into alpha. Block scales, one for each 128 of K, are
-  /// a_scale [M, ceil(K / 128)] and b_scale [ceil(K / 128), ceil(N / 128)], of any strides; each sum of 128 products is scaled and then
-  /// accumulated in f32.
+  /// fp8: f32 factors of A and B, both or none, of any strides. A scalar, [1], is multiplied into alpha. One for each row of A, [M, 1], and
+  /// one for each column of B, [1, N], are multiplied into the sums; either may be a scalar. Block scales, one for each 128 of K, are
+  /// a_scale [M, ceil(K / 128)] and b_scale [ceil(K / 128), ceil(N / 128)]; each sum of 128 products is scaled and then accumulated in f32.
   const Tensor* a_scale = nullptr;
   const Tensor* b_scale = nullptr;
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
@@ -42,10 +42,13 @@ struct GemmOptions {
 ///   a, b       d      accumulation
 ///   f32        f32    on the CPU f32; on a GPU tf32, without the low 13 bits of operands, or exact: tilewave/f32_products.hpp
 ///   f16, bf16  same   f32
-///   fp8_e4m3   bf16   on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every 128 of K
+///   fp8_e4m3   bf16, f32 or fp8_e4m3; on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every
+///                     128 of K
 ///   i8         i32    i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
 ///
-/// swiglu takes neither beta nor a residual; block scales take no batch, alpha, beta, bias, activation or residual.
+/// A D of fp8_e4m3 is rounded to the nearest, numbers beyond 448 to 448; it takes neither beta, nor bias, nor a residual. swiglu takes
+/// neither beta nor a residual; block scales take no batch, alpha, beta, bias, activation or residual, and a D of bf16; scales of rows and
+/// columns take no batch.
 ///
 /// Fast on a GPU: M x K and N x K operands of any dtype, and K x M, K x N of the 16-bit ones, with 16-byte aligned bases and leading
 /// strides. Everything else runs a slower variant. M up to 16 with a weight stored [N, K] runs kernels that read the weight once.

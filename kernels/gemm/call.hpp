@@ -21,8 +21,8 @@ struct Call {
   Tensor d;  ///< [M, N] or [batch, M, N]; N / 2 columns for swiglu
   const Tensor* bias;
   const Tensor* residual;
-  const Tensor* a_scale;  ///< of fp8 operands: [1], or block scales [M, ceil(K / 128)]
-  Tensor b_scale;         ///< [1], or [ceil(N / 128), ceil(K / 128)]
+  const Tensor* a_scale;  ///< of fp8 operands: [1], [M, 1], or block scales [M, ceil(K / 128)]
+  Tensor b_scale;         ///< [1], [N, 1], or [ceil(N / 128), ceil(K / 128)]
   Activation activation;
   float alpha, beta;
   int m, n, k, batch;
@@ -33,6 +33,7 @@ struct Call {
   Layout stored, layout;            ///< of A and B: as they are, and as the GPU's kernels take them
   std::optional<Config> tile = {};  ///< a tuned configuration of the GPU's, which need not be one of configs()
   bool interleaved = false;         ///< B's halves are interleaved: see Operands
+  bool row_scales = false;          ///< a_scale, b_scale or both have a factor for each row of A or column of B
 
   bool addends() const { return beta != 0 || residual != nullptr; }
   /// Whether the sums can begin with what is added to them, on sm_90a.
@@ -41,7 +42,7 @@ struct Call {
     const bool hopper = stream.device().is_cuda() && generic_shared_bytes(stream) == 0;
     return hopper && addends() && one && size_of(a.dtype()) == 2 && k > 0 && activation == Activation::none;
   }
-  bool block_scaled() const { return a_scale != nullptr && a_scale->rank() == 2; }
+  bool block_scaled() const { return a_scale != nullptr && a_scale->rank() == 2 && !row_scales; }
   /// Whether the product may be done as sums over splits of K, which a second kernel adds up.
   bool splittable() const { return size_of(a.dtype()) == 2 && k > 0 && activation != Activation::swiglu && !layout.a_rows; }
   /// Whether a GPU has a kernel for this one row of A.

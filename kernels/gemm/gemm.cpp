@@ -16,9 +16,9 @@ constexpr const char* kOp = "gemm";
 
 bool plain(const GemmOptions& o) { return o.alpha == 1 && o.beta == 0 && !o.bias && !o.residual && o.activation == Activation::none; }
 
-/// What the scales of fp8 operands must be.
-void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOptions& options) {
-  if (!options.a_scale && !options.b_scale) return;
+/// What the scales of fp8 operands must be. Returns whether rows of A or columns of B have scales of their own.
+bool check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOptions& options) {
+  if (!options.a_scale && !options.b_scale) return false;
   require(options.a_scale && options.b_scale, "{}: {} is not given, but {} is; both or none are allowed", kOp,
           options.a_scale ? "b_scale" : "a_scale", options.a_scale ? "a_scale" : "b_scale");
   require(a.dtype() == DType::fp8_e4m3, "{}: a is {}; scales are for operands of fp8_e4m3", kOp, a);
@@ -26,14 +26,24 @@ void check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
   const Tensor& sb = *options.b_scale;
   check_operand(kOp, "a_scale", sa, DType::f32, device);
   check_operand(kOp, "b_scale", sb, DType::f32, device);
-  if (sa.shape() == Shape{1} && sb.shape() == Shape{1}) return;
+  const bool one_of_a = sa.shape() == Shape{1}, one_of_b = sb.shape() == Shape{1};
+  if (one_of_a && one_of_b) return false;
+  const bool of_rows = sa.shape() == Shape{a.shape(-2), 1}, of_columns = sb.shape() == Shape{1, b.shape(-1)};
+  if ((one_of_a || of_rows) && (one_of_b || of_columns)) {
+    require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; scales of rows and columns are for operands without a batch", kOp, a,
+            b);
+    return true;
+  }
   const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
   require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; block scales are for operands without a batch", kOp, a, b);
   const Shape expected_a{a.shape(0), blocks(a.shape(1))}, expected_b{blocks(b.shape(0)), blocks(b.shape(1))};
-  require(sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1] or [{}]", kOp, sa, a, tw::join(expected_a, ", "));
-  require(sb.shape() == expected_b, "{}: b_scale is {}; for b {} and block scales of a it must be [{}]", kOp, sb, b,
-          tw::join(expected_b, ", "));
+  require(one_of_a || of_rows || sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1], [{}, 1] or [{}]", kOp, sa, a,
+          a.shape(0), tw::join(expected_a, ", "));
+  require(sa.shape() == expected_a && sb.shape() == expected_b,
+          "{}: a_scale is {} and b_scale is {}; for b {} it must be [1] or [1, {}], or [{}] with block scales of a", kOp, sa, sb, b,
+          b.shape(1), tw::join(expected_b, ", "));
   require(plain(options), "{}: block scales are given; alpha, beta, bias, activation and residual are not allowed with them", kOp);
+  return false;
 }
 
 /// D = 0 of sums of integers without a term, which the products' kernels do not do.
@@ -78,10 +88,14 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
   const DType dtype = a.dtype();
   require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
           "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a);
-  const DType out = result_of(dtype);
+  const bool fp8 = dtype == DType::fp8_e4m3;
+  const DType out = fp8 && (d.dtype() == DType::f32 || d.dtype() == DType::fp8_e4m3) ? d.dtype() : result_of(dtype);
   check_operand(kOp, "a", a, dtype, device);
   check_operand(kOp, "b", b, dtype, device);
-  require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}", kOp, d, name_of(dtype), name_of(out));
+  require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}{}", kOp, d, name_of(dtype), name_of(out),
+          fp8 ? ", f32 or fp8_e4m3" : "");
+  require(out != DType::fp8_e4m3 || (options.beta == 0 && !options.bias && !options.residual),
+          "{}: d is {}, for which beta, bias and residual are not allowed", kOp, d);
   check_operand(kOp, "d", d, out, device);
   check_output(kOp, "d", d);
   const auto [m, n, k, batch] = check_extents(kOp, a, b);
@@ -104,30 +118,34 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
     check_in_place(kOp, {"d", &d}, {"residual", options.residual});
   }
   require(dtype != DType::i8 || plain(options), "{}: a is {}; i8 operands allow no alpha, beta, bias, activation or residual", kOp, a);
-  check_scales(a, b, device, options);
+  const bool row_scales = check_scales(a, b, device, options);
+  const bool block_scales = !row_scales && options.a_scale && options.a_scale->rank() == 2;
+  require(!block_scales || out == DType::bf16, "{}: d is {}; with block scales it must be bf16", kOp, d);
   require(options.splits >= 0, "{}: splits is {}; 0 or more are allowed", kOp, options.splits);
   const Tensor columns_b = b.transpose(-2, -1);
   const Layout stored = stored_layout(a, columns_b);
-  return {a,
-          columns_b,
-          d,
-          options.bias,
-          options.residual,
-          options.a_scale,
-          options.b_scale ? (options.b_scale->rank() == 2 ? options.b_scale->transpose(0, 1) : *options.b_scale) : Tensor(),
-          options.activation,
-          options.alpha,
-          options.beta,
-          m,
-          n,
-          k,
-          batch,
-          options.config,
-          options.splits,
-          options.constant_b,
-          checked_stream(kOp, options.stream, device),
-          stored,
-          kernel_layout(dtype, stored)};
+  Call call{a,
+            columns_b,
+            d,
+            options.bias,
+            options.residual,
+            options.a_scale,
+            options.b_scale ? (options.b_scale->rank() == 2 ? options.b_scale->transpose(0, 1) : *options.b_scale) : Tensor(),
+            options.activation,
+            options.alpha,
+            options.beta,
+            m,
+            n,
+            k,
+            batch,
+            options.config,
+            options.splits,
+            options.constant_b,
+            checked_stream(kOp, options.stream, device),
+            stored,
+            kernel_layout(dtype, stored)};
+  call.row_scales = row_scales;
+  return call;
 }
 
 void kernels::gemm::run_in_parts(Call call) {

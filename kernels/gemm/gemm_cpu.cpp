@@ -1,6 +1,10 @@
+#include <array>
+#include <span>
+
 #include "kernels/check.hpp"
 #include "kernels/gemm/launch.hpp"
 #include "kernels/rows.hpp"
+#include "tilewave/elementwise.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -10,7 +14,7 @@ namespace {
 template <class T, class Out, class Act, Config c>
 using CpuKernel =
     Gemm<Operands<T, Contract::columns, Contract::columns>,
-         conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = true, .scales = sizeof(T) == 1}>>,
+         conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = true, .row_scales = is_fp8<T>}>>,
          Tiles<c.bm, c.bn, 192, c.stages, c.cluster, c.band>>;
 
 template <class Kernel>
@@ -18,9 +22,8 @@ void launch(const Call& call, const Launch& x) {
   launch_cpu<Kernel>(x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }
 
-template <class T, Config c>
+template <class T, class Out, Config c>
 void launch_tiles(const Call& call) {
-  using Out = ElementOf<result_of(dtype_of<T>)>;
   const Launch x = make_launch(call, {.dtype = dtype_of<T>, .tile = c});
   if constexpr (!is_same<T, i8>) {
     if (call.activation == Activation::swiglu) return launch<CpuKernel<T, Out, SwiGlu, c>>(call, x);
@@ -28,10 +31,25 @@ void launch_tiles(const Call& call) {
   launch<CpuKernel<T, Out, AnyActivation, c>>(call, x);
 }
 
-template <class T>
+template <class T, class Out = ElementOf<result_of(dtype_of<T>)>>
 void launch_product(const Call& call) {
-  (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch_tiles<T, kCpuConfigs[0]>(call)
-                                                                  : launch_tiles<T, kCpuConfigs[1]>(call);
+  (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch_tiles<T, Out, kCpuConfigs[0]>(call)
+                                                                  : launch_tiles<T, Out, kCpuConfigs[1]>(call);
+}
+
+/// One kernel serves scales of every form, and none.
+void launch_fp8(Call call) {
+  const Tensor one = Tensor::from(std::span<const float>{std::array{1.0f}}, {1});
+  if (call.a_scale == nullptr) {
+    call.a_scale = &one;
+    call.b_scale = one;
+  }
+  if (call.d.dtype() == DType::bf16) return launch_product<fp8_e4m3>(call);
+  if (call.d.dtype() == DType::f32) return launch_product<fp8_e4m3, float>(call);
+  const Tensor d = call.d;
+  call.d = Tensor::empty(d.shape(), DType::f32, call.stream);
+  launch_product<fp8_e4m3, float>(call);
+  tw::cast(call.d, d, {.stream = call.stream});
 }
 
 /// Rows of A for which B is read as it lies in memory: packing it takes longer than a few products.
@@ -80,7 +98,7 @@ void run_on_cpu(const Call& call) {
     case DType::bf16:
       return few_rows ? launch_few_rows<bf16>(call) : launch_product<bf16>(call);
     case DType::fp8_e4m3:
-      return launch_product<fp8_e4m3>(call);
+      return launch_fp8(call);
     case DType::i8:
       return launch_product<i8>(call);
     default:

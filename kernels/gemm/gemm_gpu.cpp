@@ -10,25 +10,37 @@ namespace {
 
 /// A kernel of each layout of Params: tile sizes, contractions and activations do not change it. Few rows of A have their widest results
 /// here, because D's alignment is checked against them.
-constexpr Kernel with_params(Kernel::Form form, DType dtype, bool interleaved = false) {
+constexpr Kernel with_params(Kernel::Form form, DType dtype, bool interleaved = false, DType fp8_result = DType::bf16) {
   return {.dtype = dtype,
           .form = form,
+          .fp8_result = fp8_result,
           .interleaved = interleaved,
           .tile = form == Kernel::skinny ? skinny_tile(kMostSkinnyRows) : Config{64, 64, 2}};
 }
-constexpr std::array kParams{with_params(Kernel::whole, DType::f32),       with_params(Kernel::whole, DType::f16),
-                             with_params(Kernel::whole, DType::bf16),      with_params(Kernel::whole, DType::fp8_e4m3),
-                             with_params(Kernel::whole, DType::i8),        with_params(Kernel::partial, DType::f16),
-                             with_params(Kernel::partial, DType::bf16),    with_params(Kernel::sum, DType::f16),
-                             with_params(Kernel::sum, DType::bf16),        with_params(Kernel::gemv, DType::f16),
-                             with_params(Kernel::gemv, DType::bf16),       with_params(Kernel::skinny, DType::f16),
-                             with_params(Kernel::skinny, DType::bf16),     with_params(Kernel::block_scaled, DType::fp8_e4m3),
-                             with_params(Kernel::whole, DType::f16, true), with_params(Kernel::whole, DType::bf16, true)};
+constexpr std::array kParams{with_params(Kernel::whole, DType::f32),
+                             with_params(Kernel::whole, DType::f16),
+                             with_params(Kernel::whole, DType::bf16),
+                             with_params(Kernel::whole, DType::fp8_e4m3),
+                             with_params(Kernel::whole, DType::i8),
+                             with_params(Kernel::partial, DType::f16),
+                             with_params(Kernel::partial, DType::bf16),
+                             with_params(Kernel::sum, DType::f16),
+                             with_params(Kernel::sum, DType::bf16),
+                             with_params(Kernel::gemv, DType::f16),
+                             with_params(Kernel::gemv, DType::bf16),
+                             with_params(Kernel::skinny, DType::f16),
+                             with_params(Kernel::skinny, DType::bf16),
+                             with_params(Kernel::block_scaled, DType::fp8_e4m3),
+                             with_params(Kernel::whole, DType::f16, true),
+                             with_params(Kernel::whole, DType::bf16, true),
+                             with_params(Kernel::whole, DType::fp8_e4m3, false, DType::f32),
+                             with_params(Kernel::whole, DType::fp8_e4m3, false, DType::fp8_e4m3)};
 
 void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
   const Launch x = make_launch(call, kernel, partial);
   const auto launch_as = [&]<Kernel k>() {
-    if (k.form != kernel.form || k.dtype != kernel.dtype || k.interleaved != kernel.interleaved) return;
+    if (k.form != kernel.form || k.dtype != kernel.dtype || k.interleaved != kernel.interleaved || k.fp8_result != kernel.fp8_result)
+      return;
     using Params = typename HostKernel<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(named(kernel), call.stream, x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
   };
@@ -92,10 +104,12 @@ void run_on_gpu(const Call& call) {
   int splits = call.splittable() ? call.splits : 1;
   if (splits == 0) splits = choose_splits(problem, tile);
   const Kernel whole{.dtype = dtype,
+                     .fp8_result = dtype == DType::fp8_e4m3 ? call.d.dtype() : DType::bf16,
                      .layout = call.layout,
                      .activation = call.activation,
                      .addends = call.addends(),
                      .begins = call.begins(),
+                     .row_scales = call.row_scales,
                      .interleaved = call.interleaved,
                      .tile = tile};
   if (splits == 1) return launch(call, whole);

@@ -112,18 +112,28 @@ struct Fp8 {
   }
 };
 
-enum class Scales { none, scalar, block };
+/// rows: of A and columns of B; columns: of B, with a scalar for A.
+enum class Scales { none, scalar, block, rows, columns };
 
 class GemmFp8 : public Gemm8Bit {
  protected:
-  void check(const Extents& e, Scales scales, GemmOptions options = {}) {
-    SCOPED_TRACE(tw::format("m {} n {} k {} scales {}", e.m, e.n, e.k, static_cast<int>(scales)));
+  void check(const Extents& e, Scales scales, GemmOptions options = {}, DType out = DType::bf16) {
+    SCOPED_TRACE(tw::format("m {} n {} k {} scales {}, to {}", e.m, e.n, e.k, static_cast<int>(scales), name_of(out)));
     const Fp8 a(e.m * e.k, random, 2), b(e.n * e.k, random, 2);
     const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
     const bool block = scales == Scales::block;
     const std::int64_t depth_blocks = blocks(e.k);
-    std::vector<float> sa(static_cast<std::size_t>(block ? e.m * depth_blocks : 1), 1),
-        sb(static_cast<std::size_t>(block ? blocks(e.n) * depth_blocks : 1), 1);
+    const bool rows = scales == Scales::rows, columns = rows || scales == Scales::columns;
+    // Scales of rows lie in every second place, where the operands have gaps.
+    const std::int64_t step = e.gap > 0 ? 2 : 1;
+    std::vector<float> sa(static_cast<std::size_t>(block  ? e.m * depth_blocks
+                                                   : rows ? e.m * step
+                                                          : 1),
+                          1),
+        sb(static_cast<std::size_t>(block     ? blocks(e.n) * depth_blocks
+                                    : columns ? e.n * step
+                                              : 1),
+           1);
     std::uniform_real_distribution<float> factor(0.01f, 0.2f);
     if (scales != Scales::none) {
       for (float& x : sa) x = factor(random);
@@ -132,13 +142,16 @@ class GemmFp8 : public Gemm8Bit {
     const auto vector = [&](const std::vector<float>& v, Shape shape) {
       return Tensor::from(std::span<const float>(v), std::move(shape)).to(device);
     };
-    const Tensor a_scale = block ? vector(sa, {e.m, depth_blocks}) : vector(sa, {1});
-    const Tensor b_scale = block ? vector(sb, {blocks(e.n), depth_blocks}).transpose(0, 1) : vector(sb, {1});
+    const auto first_column = [](const Tensor& t) { return t.slice(1, 0, 1); };
+    const Tensor a_scale = block ? vector(sa, {e.m, depth_blocks}) : rows ? first_column(vector(sa, {e.m, step})) : vector(sa, {1});
+    const Tensor b_scale = (block     ? vector(sb, {blocks(e.n), depth_blocks}).transpose(0, 1)
+                            : columns ? first_column(vector(sb, {e.n, step})).transpose(0, 1)
+                                      : vector(sb, {1}));
     if (scales != Scales::none) {
       options.a_scale = &a_scale;
       options.b_scale = &b_scale;
     }
-    PlacedTensor d({e.m, e.n}, DType::bf16, device, {.gap = e.gap});
+    PlacedTensor d({e.m, e.n}, out, device, {.gap = e.gap});
     const Tensor at = place(a.bits, e.m, e.k, e.k + e.gap), bt = place(b.bits, e.n, e.k, e.k + e.gap);
     tw::gemm(at, bt.transpose(0, 1), d, options);
 
@@ -149,8 +162,8 @@ class GemmFp8 : public Gemm8Bit {
         float sum = 0, partial = 0;
         for (std::int64_t k = 0; k < e.k; ++k) {
           const float x = a.values[static_cast<std::size_t>(m * e.k + k)], y = b.values[static_cast<std::size_t>(n * e.k + k)];
-          const float s = block ? sa[static_cast<std::size_t>(m * depth_blocks + k / 128)] : sa[0];
-          const float t = block ? sb[static_cast<std::size_t>(n / 128 * depth_blocks + k / 128)] : sb[0];
+          const float s = sa[static_cast<std::size_t>(block ? m * depth_blocks + k / 128 : rows ? m * step : 0)];
+          const float t = sb[static_cast<std::size_t>(block ? n / 128 * depth_blocks + k / 128 : columns ? n * step : 0)];
           exact += static_cast<double>(x) * y * s * t;
           partial += x * y;
           if (k % 128 == 127 || k + 1 == e.k) {
@@ -159,11 +172,27 @@ class GemmFp8 : public Gemm8Bit {
           }
         }
         reference.push_back(exact * options.alpha);
-        naive.push_back(round_to(DType::bf16, sum * options.alpha));
+        naive.push_back(round_to(out == DType::f32 ? out : DType::bf16, sum * options.alpha));
       }
     }
-    EXPECT_TRUE(accurate({d.values(), reference, naive, Arithmetic::bf16, e.k}));
+    if (out == DType::fp8_e4m3)
+      check_roundings(d.values(), reference);
+    else  // a GPU's tensor cores add up fp8 in less than f32
+      EXPECT_TRUE(
+          accurate({d.values(), reference, naive, out == DType::f32 && !device.is_cuda() ? Arithmetic::f32 : Arithmetic::bf16, e.k}));
     EXPECT_TRUE(d.gaps_intact());
+  }
+
+  /// Each result is an fp8 number next to the exact one, or to what is off by as much as sums in the tensor cores.
+  static void check_roundings(const std::vector<double>& got, const std::vector<double>& reference) {
+    double largest = 0;
+    for (const double x : reference) largest = std::max(largest, std::abs(x));
+    const double error = largest / 512;
+    const auto rounded = [](double x) { return static_cast<double>(round_to(DType::fp8_e4m3, static_cast<float>(x))); };
+    for (std::size_t i = 0; i < reference.size(); ++i) {
+      ASSERT_GE(got[i], rounded(reference[i] - error)) << "element " << i << ", exact " << reference[i];
+      ASSERT_LE(got[i], rounded(reference[i] + error)) << "element " << i << ", exact " << reference[i];
+    }
   }
 };
 
@@ -174,6 +203,59 @@ TEST_P(GemmFp8, WithoutScales) {
 }
 TEST_P(GemmFp8, ScalarScales) {
   for (const Extents& e : kExtents) check(e, Scales::scalar, {.alpha = 0.5f});
+}
+TEST_P(GemmFp8, ScalesOfRowsAndColumns) {
+  for (const Extents& e : kExtents) {
+    check(e, Scales::rows, {.alpha = 0.5f});
+    check(e, Scales::columns);
+  }
+}
+TEST_P(GemmFp8, ResultsOfOtherTypes) {
+  for (const Extents& e : kExtents) {
+    for (const Scales scales : {Scales::none, Scales::scalar, Scales::rows}) check(e, scales, {.alpha = 0.5f}, DType::f32);
+    // Some are beyond the largest fp8 number.
+    for (const Scales scales : {Scales::none, Scales::rows}) check(e, scales, {.alpha = 4}, DType::fp8_e4m3);
+  }
+}
+TEST_P(GemmFp8, BiasActivationAndResidualAfterScalesOfRows) {
+  const std::int64_t m = 70, n = 130, k = 96;
+  const Fp8 a(m * k, random, 2), b(n * k, random, 2);
+  std::uniform_real_distribution<float> factor(0.01f, 0.2f);
+  std::vector<float> sa(static_cast<std::size_t>(m)), sb(static_cast<std::size_t>(n));
+  for (float& x : sa) x = factor(random);
+  for (float& x : sb) x = factor(random);
+  const auto on_device = [&](const std::vector<float>& v, Shape shape) {
+    return Tensor::from(std::span<const float>(v), shape).to(device);
+  };
+  const Tensor a_scale = on_device(sa, {m, 1}), b_scale = on_device(sb, {1, n});
+  for (const DType out : {DType::bf16, DType::f32}) {
+    for (const Activation activation : {Activation::none, Activation::silu}) {
+      SCOPED_TRACE(tw::format("to {}, activation {}", name_of(out), static_cast<int>(activation)));
+      PlacedTensor d({m, n}, out, device, {}), bias({n}, out, device, {}), residual({m, n}, out, device, {});
+      const std::vector<float> bias_values = bias.fill_random(random), residual_values = residual.fill_random(random);
+      const Tensor at = place(a.bits, m, k, k), bt = place(b.bits, n, k, k), bias_tensor = bias, residual_tensor = residual;
+      tw::gemm(at, bt.transpose(0, 1), d,
+               {.bias = &bias_tensor, .activation = activation, .residual = &residual_tensor, .a_scale = &a_scale, .b_scale = &b_scale});
+      std::vector<double> reference, naive;
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < n; ++j) {
+          double exact = 0;
+          float sum = 0;
+          for (std::int64_t l = 0; l < k; ++l) {
+            const float x = a.values[static_cast<std::size_t>(i * k + l)], y = b.values[static_cast<std::size_t>(j * k + l)];
+            exact += static_cast<double>(x) * y;
+            sum += x * y;
+          }
+          const float s = sa[static_cast<std::size_t>(i)], t = sb[static_cast<std::size_t>(j)],
+                      c = bias_values[static_cast<std::size_t>(j)];
+          const float r = residual_values[static_cast<std::size_t>(i * n + j)];
+          reference.push_back(activate(activation, exact * s * t + c) + r);
+          naive.push_back(round_to(out, activate(activation, sum * (s * t) + c) + r));
+        }
+      }
+      EXPECT_TRUE(accurate({d.values(), reference, naive, out == DType::f32 && !device.is_cuda() ? Arithmetic::f32 : Arithmetic::bf16, k}));
+    }
+  }
 }
 TEST_P(GemmFp8, BlockScales) {
   for (const Extents& e : kExtents) check(e, Scales::block);
@@ -188,7 +270,8 @@ TEST_P(GemmFp8, EveryConfiguration_cuda) {
   for (int config = 0; config < static_cast<int>(kBlockScaledTiles.size()); ++config)
     check({300, 300, 640}, Scales::block, {.config = config});
   for (std::size_t i = 0; i < tiles.size(); ++i)
-    if (tiles[i].teams == 1) check({300, 520, 640}, Scales::scalar, {.config = static_cast<int>(i)});
+    if (tiles[i].teams == 1)
+      for (const Scales scales : {Scales::scalar, Scales::rows}) check({300, 520, 640}, scales, {.config = static_cast<int>(i)});
 }
 
 TEST_P(GemmFp8, BadInput) {
@@ -197,7 +280,15 @@ TEST_P(GemmFp8, BadInput) {
                            const GemmOptions& options = {}) { expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, options); }, texts); };
   const Tensor a = make({4, 256}, DType::fp8_e4m3), b = make({256, 8}, DType::fp8_e4m3), d = make({4, 8}, DType::bf16);
   const Tensor one = make({1}, DType::f32), sa = make({4, 2}, DType::f32), sb = make({2, 1}, DType::f32);
-  refused(a, b, make({4, 8}, DType::f32), {"d is f32[4, 8]", "bf16"});
+  refused(a, b, make({4, 8}, DType::f16), {"d is f16[4, 8]", "bf16, f32 or fp8_e4m3"});
+  const Tensor eight = make({4, 8}, DType::fp8_e4m3), eight_bias = make({8}, DType::fp8_e4m3), words = make({4, 8}, DType::f32);
+  refused(a, b, eight, {"d is fp8_e4m3[4, 8]", "bias"}, {.bias = &eight_bias});
+  refused(a, b, words, {"d is f32[4, 8]", "block scales"}, {.a_scale = &sa, .b_scale = &sb});
+  const Tensor of_rows = make({4, 1}, DType::f32), of_columns = make({1, 8}, DType::f32), of_seven = make({1, 7}, DType::f32);
+  refused(a, b, d, {"b_scale is f32[1, 7]", "[1, 8]"}, {.a_scale = &of_rows, .b_scale = &of_seven});
+  refused(a, b, d, {"a_scale is f32[1, 8]", "[4, 1]"}, {.a_scale = &of_columns, .b_scale = &of_columns});
+  refused(make({2, 4, 256}, DType::fp8_e4m3), b, make({2, 4, 8}, DType::bf16), {"a is fp8_e4m3[2, 4, 256]", "without a batch"},
+          {.a_scale = &of_rows, .b_scale = &of_columns});
   refused(a, b, d, {"b_scale is not given", "a_scale"}, {.a_scale = &one});
   refused(a, b, d, {"a_scale is not given", "b_scale"}, {.b_scale = &one});
   refused(a, b, d, {"b_scale is f32[1]", "[2, 1]"}, {.a_scale = &sa, .b_scale = &one});

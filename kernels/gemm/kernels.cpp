@@ -6,8 +6,7 @@ namespace tw::kernels::gemm {
 
 std::string type_of(const Kernel& k) {
   const Config& c = k.tile;
-  const std::string linear = linear_name(result_of(k.dtype), k.activation,
-                                         {.addends = k.addends && !k.begins, .scales = size_of(k.dtype) == 1, .begins = k.begins});
+  const std::string linear = linear_name(result_of(k), k.activation, linear_options(k));
   const std::string tiles = tw::format("tw::kernels::gemm::Tiles<{}, {}, {}, {}, {}, {}, {}>", c.bm, c.bn, kStepBytes / size_of(k.dtype),
                                        c.stages, c.cluster, c.band, c.teams);
   if (k.form == Kernel::sum) return tw::format("tw::kernels::gemm::SumPartials<{}, {}, {}>", linear, kSum.rows, kSum.cols);
@@ -53,6 +52,8 @@ std::string name_of(const Kernel& k, bool pieces) {
     name += tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
     if (k.form == Kernel::partial) name += "_partial";
   }
+  if (result_of(k) != result_of(k.dtype)) name += tw::format("_to_{}", tw::name_of(result_of(k)));
+  if (k.row_scales) name += "_row_scales";
   return tw::format("{}{}{}{}{}{}{}", name, k.tile.cluster > 1 ? "_cluster" : "", k.tile.teams > 1 ? "_teams" : "",
                     k.interleaved ? "_interleaved" : "",
                     k.begins    ? "_begins"

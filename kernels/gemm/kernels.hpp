@@ -26,19 +26,30 @@ struct Kernel {
   };
   DType dtype = DType::bf16;  ///< of A and B
   Form form = whole;
+  DType fp8_result = DType::bf16;  ///< of D, where A and B are fp8
   Layout layout = {};
   Activation activation = Activation::none;
   bool addends = false;      ///< D is read as C, or a residual is
   bool begins = false;       ///< the same, and the sums begin with it
+  bool row_scales = false;   ///< a scale for each row of A and each column of B
   bool interleaved = false;  ///< B's halves are interleaved: see Operands
   Config tile{};
   const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of the activation and the addends
   auto operator<=>(const Kernel&) const = default;
 };
 
-/// The elements of D.
+/// The elements of D, if a call does not choose.
 constexpr DType result_of(DType operands) {
   return operands == DType::fp8_e4m3 ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands;
+}
+constexpr DType result_of(const Kernel& k) { return k.dtype == DType::fp8_e4m3 ? k.fp8_result : result_of(k.dtype); }
+
+/// What the epilogue of `k` does beside alpha, bias and activation.
+constexpr LinearOptions linear_options(const Kernel& k) {
+  return {.addends = k.addends && !k.begins,
+          .scales = k.dtype == DType::fp8_e4m3 && !k.row_scales,
+          .begins = k.begins,
+          .row_scales = k.row_scales};
 }
 
 /// The type for the run-time compiler, and the file that defines it.
@@ -53,8 +64,8 @@ std::string name_of(const Kernel& kernel, bool pieces);
 template <Kernel k, class Act>
 constexpr auto host_kernel() {
   using T = ElementOf<k.dtype>;
-  using Out = ElementOf<result_of(k.dtype)>;
-  using End = Linear<Out, Act, LinearOptions{.addends = k.addends && !k.begins, .scales = sizeof(T) == 1, .begins = k.begins}>;
+  using Out = ElementOf<result_of(k)>;
+  using End = Linear<Out, Act, linear_options(k)>;
   using Steps =
       Tiles<k.tile.bm, k.tile.bn, kStepBytes / static_cast<int>(sizeof(T)), k.tile.stages, k.tile.cluster, k.tile.band, k.tile.teams>;
   using In = Operands<T, k.layout.a_rows ? Contract::rows : Contract::columns, k.layout.b_rows ? Contract::rows : Contract::columns,

@@ -43,6 +43,9 @@ void bind_linear(auto& bind, Epilogue& e, const Call& call, const Tensor& d, boo
   }
   e.a_scale = call.a_scale ? call.a_scale->data<float>() : nullptr;
   e.b_scale = call.a_scale ? call.b_scale.data<float>() : nullptr;
+  const auto step_of = [](const Tensor* scale) { return scale && scale->rank() == 2 ? scale->stride(0) : 0; };
+  e.a_scale_step = step_of(call.a_scale);
+  e.b_scale_step = step_of(call.a_scale ? &call.b_scale : nullptr);
   e.alpha = call.alpha;
   e.beta = call.beta;
   e.has_bias = call.bias != nullptr;

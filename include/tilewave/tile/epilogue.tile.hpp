@@ -220,13 +220,15 @@ struct LinearOptions {
   /// The sums begin with the residual and the bias, which are loaded while the first operands arrive and need no registers but those of the
   /// accumulators. For alpha = 1, beta = 0 and no activation.
   bool begins = false;
+  bool row_scales = false;  ///< reads a scale for each row of A and each column of B, instead of one number for each
 };
 
 /// D = activation(alpha acc + beta C + bias) + residual. The SwiGlu activation turns each pair of columns into one.
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
   static constexpr bool addends = options.addends, begins = options.begins, elementwise = true;
-  static_assert(!begins || (is_same<Activation, Identity> && !addends && !options.scales && !options.windowed && !options.transposed),
+  static_assert(!begins || (is_same<Activation, Identity> && !addends && !options.scales && !options.windowed && !options.transposed &&
+                            !options.row_scales),
                 "sums begin with a residual where nothing but that and a bias is added to them");
   template <class Target, class Acc>
   struct On {
@@ -240,9 +242,10 @@ struct Linear {
       typename Ends::Added c;         ///< read if beta is not 0
       typename Ends::Added residual;  ///< read if has_residual
       conditional<options.windowed, Windowed<Target, T, typename Ends::Out>, Global<Target, T, typename Ends::Out>> d;
-      typename Ends::Bias bias;  ///< N values
-      const float* a_scale;      ///< one number, or null
-      const float* b_scale;
+      typename Ends::Bias bias;        ///< N values
+      const float* a_scale;            ///< one number, one for each row of D, or null
+      const float* b_scale;            ///< the same for columns of the product
+      i64 a_scale_step, b_scale_step;  ///< from a row's or a column's scale to the next: 0 if all have one
       float alpha, beta;
       bool has_bias, has_residual;
       int activation;  ///< an AnyActivation::Kind, if the activation is AnyActivation
@@ -269,6 +272,12 @@ struct Linear {
         if (p.b_scale) alpha *= *p.b_scale;
       }
       epilogue::map(block, acc, [alpha](auto x) { return x * alpha; });
+      if constexpr (options.row_scales) {
+        const int last_row = p.d.rows - 1, last_col = (pairs ? 2 * p.d.cols : p.d.cols) - 1;
+        block.for_each(acc, [&](int row, int col, auto& x) {
+          x *= p.a_scale[min(at.row + row, last_row) * p.a_scale_step] * p.b_scale[min(at.col + col, last_col) * p.b_scale_step];
+        });
+      }
       if constexpr (options.addends) {
         if (p.beta != 0.0f) epilogue::map_with(block, acc, p.c, at, [beta = p.beta](auto x, auto c) { return x + beta * c; });
       }

@@ -197,6 +197,19 @@ def test_operator_is_what_it_says(normal, name):
             assert all(result.untyped_storage().data_ptr() != a.untyped_storage().data_ptr() for a in given) or not result.numel()
 
 
+@pytest.mark.parametrize("dtype", [None, "float32", "float8_e4m3fn"])
+def test_fp8_with_scales_of_rows(normal, dtype):
+    a, b = (normal(*shape).to(torch.float8_e4m3fn) for shape in ((21, 64), (40, 64)))
+    a_scale, b_scale = torch.rand(21, 1, device=a.device) + 0.5, torch.rand(1, 40, device=a.device) + 0.5
+    exact = (a.double() @ b.double().T * a_scale * b_scale).float()
+    product = lambda *given: ops.gemm(given[0], given[1].T, a_scale=given[2], b_scale=given[3], dtype=dtype)  # noqa: E731
+    for f in (product, torch.compile(product, backend="aot_eager", fullgraph=True)):
+        y = f(a, b, a_scale, b_scale)
+        assert y.dtype == getattr(torch, dtype or "bfloat16")
+        rtol = {"bfloat16": 2**-7, "float32": 2**-9, "float8_e4m3fn": 0.07}[dtype or "bfloat16"]
+        torch.testing.assert_close(y.float(), exact, rtol=rtol, atol=0.02)
+
+
 def test_gradients_of_grouped_products(normal):
     a, w = normal(20, 16), normal(3, 8, 16)
     offsets = integers(a, [2, 9, 9, 18])

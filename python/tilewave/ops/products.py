@@ -45,26 +45,29 @@ def gemm(
     a_scale: Array | None = None,
     b_scale: Array | None = None,
     num_splits: int = 0,
+    dtype: str | None = None,
     out: Array | None = None,
 ) -> Array:
     """activation(alpha a b + beta out + bias) + residual, accumulated in f32 (int8: in int32) and rounded once.
 
     a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] pass `weight.T`. bias: [n]; residual:
     the result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns
-    result). f32, f16 and bf16 give their own dtype, fp8 (float8_e4m3fn) bf16, int8 int32. a_scale, b_scale: f32 factors of fp8, both or
-    none: [1] each, or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and does not work under
-    torch.compile(). num_splits: number of k splits on a GPU; 0: the library's choice.
+    result). f32, f16 and bf16 give their own dtype, int8 int32, and fp8 (float8_e4m3fn) what `dtype` says: "bfloat16" (the default),
+    "float32" or "float8_e4m3fn". a_scale, b_scale: f32 factors of fp8, both or none: [m, 1] and [1, n], one for each row of a and column of
+    b, either of them or both [1]; or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and does not
+    work under torch.compile(). num_splits: number of k splits on a GPU; 0: the library's choice.
     """
     code = _activation(activation)
     if _dispatch.through_operator(a, b, bias, residual, a_scale, b_scale):
         if beta != 0:
             raise NotImplementedError(f"beta is {beta}; under torch.compile() only 0 is supported")
-        return _dispatch.into(out, _dispatch.compiled_ops().gemm(a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits))
+        given = (a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits, dtype)
+        return _dispatch.into(out, _dispatch.compiled_ops().gemm(*given))
     of_a, of_b = tensor("a", a), tensor("b", b)
     if out is None:
         if beta != 0:
             raise ValueError(f"beta is {beta}, but no out is given")
-        out = _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a))
+        out = _arrays.empty(a, gemm_shape(a, b, activation), dtype or gemm_dtype(a))
     options = _gemm_numbers(float(alpha), float(beta), code, num_splits)
     if not (bias is residual is a_scale is b_scale is None):
         options = _library.GemmOptions.from_buffer_copy(options)
@@ -98,7 +101,7 @@ _GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "int8": "int32"}
 
 
 def gemm_dtype(a: Array) -> str | None:
-    """The dtype of gemm()'s result if it is not a's."""
+    """The dtype of gemm()'s result if it is not a's and the caller does not choose."""
     return _GEMM_DTYPES.get(_arrays.dtype_name(a))
 
 
@@ -560,11 +563,22 @@ def empty_fp8(like: Array, shape, scales) -> tuple[Array, Array]:
 
 define(
     "gemm(Tensor a, Tensor b, Tensor? bias, str activation, Tensor? residual, float alpha, Tensor? a_scale, Tensor? b_scale, "
-    "SymInt num_splits) -> Tensor",
-    lambda a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits: gemm(
-        a, b, bias=bias, activation=activation, residual=residual, alpha=alpha, a_scale=a_scale, b_scale=b_scale, num_splits=num_splits
+    "SymInt num_splits, str? dtype=None) -> Tensor",
+    lambda a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits, dtype=None: gemm(
+        a,
+        b,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        alpha=alpha,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        num_splits=num_splits,
+        dtype=dtype,
     ),
-    lambda a, b, bias, activation, *rest: _arrays.empty(a, gemm_shape(a, b, activation), gemm_dtype(a)),
+    lambda a, b, bias, activation, residual, alpha, a_scale, b_scale, num_splits, dtype=None: _arrays.empty(
+        a, gemm_shape(a, b, activation), dtype or gemm_dtype(a)
+    ),
 )
 
 
