@@ -64,6 +64,36 @@ void mma_vnni(int* acc, long acc_stride, const signed char* a, const signed char
 
 constexpr int kBlockBytes = 64;  ///< of a weight, in both formats
 
+__mmask64 first_bytes(int n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
+__mmask16 first_floats(int n) { return n >= 16 ? static_cast<__mmask16>(~0u) : static_cast<__mmask16>((1u << n) - 1u); }
+
+/// The scale for n elements: their largest magnitude / 127, or 0 if its inverse would be infinite.
+float scale_for(const float* x, int n) {
+  __m512i largest = _mm512_setzero_si512();  // as bits, in whose order NaN is the largest
+  for (int k = 0; k < n; k += 16) {
+    const __m512i bits = _mm512_maskz_loadu_epi32(first_floats(n - k), x + k);
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+  }
+  const float scale = __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest)) / 127.0f;
+  return scale < __FLT_MIN__ ? 0 : scale;
+}
+
+/// codes[k] = x[k] / scale to the nearest, for k < n.
+void round_codes(signed char* codes, const float* x, int n, float scale) {
+  const __m512 factor = _mm512_set1_ps(scale == 0 ? 0 : 1 / scale);
+  for (int k = 0; k < n; k += 16) {
+    const __mmask16 present = first_floats(n - k);
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(present, x + k), factor));
+    _mm_mask_storeu_epi8(codes + k, present, _mm512_cvtsepi32_epi8(code));
+  }
+}
+
+float round_to_i8(signed char* codes, const float* x, int depth) {
+  const float scale = scale_for(x, depth);
+  round_codes(codes, x, depth, scale);
+  return scale - scale == 0 ? scale : __builtin_nanf("");
+}
+
 /// Rounds a row of x in blocks of kElements. Blocks of int4 are put in the order of its codes: even elements, then odd ones.
 template <int kElements>
 void round_row(const RoundedRows& to, int at, const float* x, int depth) {
@@ -72,21 +102,9 @@ void round_row(const RoundedRows& to, int at, const float* x, int depth) {
   float row_sum = 0;
   for (int block = 0; block < to.blocks; ++block, codes += kElements) {
     const int first = block * kElements, n = least(depth - first, kElements);
-    float padded[kElements] = {};
-    __builtin_memcpy(padded, x + first, static_cast<unsigned long>(n) * sizeof(float));
-    __m512i largest = _mm512_setzero_si512();  // as bits, in whose order NaN is the largest
-    for (int k = 0; k < kElements; k += 16) {
-      const __m512i bits = _mm512_loadu_si512(padded + k);
-      largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
-    }
-    float scale = __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest)) / 127.0f;
-    if (scale < __FLT_MIN__) scale = 0;  // its inverse would be infinite
-    const __m512 factor = _mm512_set1_ps(scale == 0 ? 0 : 1 / scale);
-    signed char rounded[kElements];
-    for (int k = 0; k < kElements; k += 16) {
-      const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(padded + k), factor));
-      _mm_storeu_si128(reinterpret_cast<__m128i_u*>(rounded + k), _mm512_cvtsepi32_epi8(code));
-    }
+    const float scale = scale_for(x + first, n);
+    signed char rounded[kElements] = {};
+    round_codes(rounded, x + first, n, scale);
     if constexpr (kElements == kInt8Block) {
       scales[block] = scale;
       int sum = 0;
@@ -107,8 +125,6 @@ void round_row(const RoundedRows& to, int at, const float* x, int depth) {
   }
   if constexpr (kElements == kInt8Block) to.sums[at] = row_sum;
 }
-
-__mmask64 first_bytes(int n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
 
 /// A block of int8 as unsigned bytes, which are 128 too large: the sum of x is subtracted for it in the end.
 struct Int8Blocks {
@@ -237,6 +253,7 @@ void rounded_dots_u4(float* sums, const QuantizedRow& row, const RoundedRows& x,
 Mma<int, signed char> avx512_vnni_mma() { return mma_vnni; }
 RoundRow avx512_vnni_round_for_i8() { return round_row<kInt8Block>; }
 RoundRow avx512_vnni_round_for_u4() { return round_row<kInt4Block>; }
+RoundToI8 avx512_vnni_round_to_i8() { return round_to_i8; }
 RoundedDots avx512_vnni_rounded_dots_i8() { return rounded_dots_i8; }
 RoundedDots avx512_vnni_rounded_dots_u4() { return rounded_dots_u4; }
 
@@ -249,6 +266,7 @@ namespace tw::cpu {
 Mma<int, signed char> avx512_vnni_mma() { return nullptr; }
 RoundRow avx512_vnni_round_for_i8() { return nullptr; }
 RoundRow avx512_vnni_round_for_u4() { return nullptr; }
+RoundToI8 avx512_vnni_round_to_i8() { return nullptr; }
 RoundedDots avx512_vnni_rounded_dots_i8() { return nullptr; }
 RoundedDots avx512_vnni_rounded_dots_u4() { return nullptr; }
 

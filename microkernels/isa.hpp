@@ -21,6 +21,7 @@ RoundedDots avx512_vnni_rounded_dots_i8();
 RoundedDots avx512_vnni_rounded_dots_u4();
 RoundRow avx512_vnni_round_for_i8();
 RoundRow avx512_vnni_round_for_u4();
+RoundToI8 avx512_vnni_round_to_i8();
 Mma<float, unsigned short> avx512_bf16_mma();
 Stream<unsigned short> avx512_bf16_stream();
 Narrow avx512_bf16_narrow();

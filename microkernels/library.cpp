@@ -133,6 +133,7 @@ const QuantizedLibrary& quantized_library() {
     if (isa.find("vnni") != std::string_view::npos) {
       result.round_for_i8 = avx512_vnni_round_for_i8();
       result.round_for_u4 = avx512_vnni_round_for_u4();
+      result.round_to_i8 = avx512_vnni_round_to_i8();
       result.rounded_dots_i8 = avx512_vnni_rounded_dots_i8();
       result.rounded_dots_u4 = avx512_vnni_rounded_dots_u4();
     }

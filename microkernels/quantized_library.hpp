@@ -44,6 +44,10 @@ using RoundRow = void (*)(const RoundedRows& to, int at, const float* x, int dep
 /// QuantizedDots with rows of RoundedRows, whose products are exact integers.
 using RoundedDots = void (*)(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth);
 
+/// Rounds a row of activations with one scale, a / 127 with its largest magnitude a, for a product with the library's mma_i8: codes[k] =
+/// x[k] / scale to the nearest, for k < depth. Returns the scale: NaN if an element is not finite, whatever the codes are then.
+using RoundToI8 = float (*)(signed char* codes, const float* x, int depth);
+
 /// The functions of one instruction set. Pointers need only their element's alignment.
 struct QuantizedLibrary {
   Dequantize dequantize_i8;
@@ -58,6 +62,7 @@ struct QuantizedLibrary {
   // Null where the set has no products of 8-bit integers that are faster than those above.
   RoundRow round_for_i8;
   RoundRow round_for_u4;
+  RoundToI8 round_to_i8;
   RoundedDots rounded_dots_i8;
   RoundedDots rounded_dots_u4;
 };

@@ -44,6 +44,7 @@ constexpr QuantizedLibrary kQuantizedLibrary{.dequantize_i8 = dequantize_i8,
                                              .dots_numbers = quantized_dots<V, dequantize_numbers<V>>,
                                              .round_for_i8 = nullptr,
                                              .round_for_u4 = nullptr,
+                                             .round_to_i8 = nullptr,
                                              .rounded_dots_i8 = nullptr,
                                              .rounded_dots_u4 = nullptr};
 

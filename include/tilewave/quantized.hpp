@@ -139,7 +139,10 @@ struct DequantGemmOptions {
 /// - CPU, M up to 16: reads W once, as it is stored. Sums are in f32. Where the processor has AVX512-VNNI, rows of x are rounded to 8-bit
 ///   integers for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the
 ///   largest magnitude of the block, so |x' - x| <= a / 254. Products of integers are exact. A row of y does not depend on the other rows.
-/// - CPU, larger M: panels of W are rounded to x's dtype for gemm().
+/// - CPU with AVX512-VNNI or AMX, larger M, int8, K up to 131072: whole rows of x are rounded so, each with one scale: |x' - x| <= a / 254,
+///   a the largest magnitude of the row. Sums of products are exact integers; they are scaled in f32. A row of x that is not finite gives
+///   NaN. A row of y does not depend on the other rows.
+/// - CPU, larger M, otherwise: panels of W are rounded to x's dtype for gemm().
 /// - GPU, f16 and bf16, M up to 16, rows of W a multiple of 16 bytes: reads W once, as it is stored, and allocates nothing. Codes are exact
 ///   (nf4's numbers are rounded to x's dtype), scales multiply sums of groups, and sums are in f32.
 /// - Hopper GPUs, f16 and bf16, larger M, rows of W and x at multiples of 16 bytes: W is decoded on its way to the tensor cores. Weights in

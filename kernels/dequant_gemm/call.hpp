@@ -28,6 +28,10 @@ cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 
+/// Whether the CPU multiplies many rows of x as integers, each rounded with one scale: W is int8, and the processor has AVX512-VNNI or AMX.
+bool multiplies_rounded(const Call& call);
+void run_rounded(const Call& call);  ///< rounded.tile.hpp
+
 /// Whether a GPU has a kernel for so few rows of x. Copies of W need rows of whole 16 bytes.
 bool is_skinny(const Call& call);
 void run_skinny(const Call& call);  ///< skinny.tile.hpp

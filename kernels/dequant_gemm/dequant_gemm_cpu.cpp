@@ -184,6 +184,9 @@ void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
   });
 }
 
-void run_on_cpu(const Call& call) { call.m() <= kFewRows ? run_few_rows(call) : run_many_rows(call); }
+void run_on_cpu(const Call& call) {
+  if (call.m() <= kFewRows) return run_few_rows(call);
+  multiplies_rounded(call) ? run_rounded(call) : run_many_rows(call);
+}
 
 }  // namespace tw::kernels::dequant_gemm

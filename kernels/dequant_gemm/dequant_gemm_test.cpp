@@ -123,11 +123,17 @@ TEST_P(Quantized, DequantizesToEveryFloatType) {
   }
 }
 
-/// What few rows of x become before they are multiplied (quantized.hpp): rounded to integers where the processor has products of these.
+/// The elements of x that are rounded together (quantized.hpp): none where the processor has no products of 8-bit integers.
+std::int64_t rounded_together(const QuantizedMatrix& w, std::int64_t m) {
+  if (cpu::quantized_library().round_for_i8 == nullptr) return 0;
+  if (w.format == WeightFormat::int8) return m <= 16 ? 64 : w.columns();
+  return w.format == WeightFormat::int4 && m <= 16 ? 128 : 0;
+}
+
+/// What rows of x become before they are multiplied.
 std::vector<float> rounded(std::vector<float> x, const QuantizedMatrix& w, std::int64_t m) {
-  const bool int4 = w.format == WeightFormat::int4;
-  if (m > 16 || (w.format != WeightFormat::int8 && !int4) || cpu::quantized_library().round_for_i8 == nullptr) return x;
-  const std::int64_t block = int4 ? 128 : 64, k = w.columns();
+  const std::int64_t block = rounded_together(w, m), k = w.columns();
+  if (block == 0) return x;
   for (std::int64_t r = 0; r < m; ++r) {
     for (std::int64_t first = 0; first < k; first += block) {
       const std::span<float> part(x.data() + r * k + first, static_cast<std::size_t>(std::min(block, k - first)));
@@ -189,7 +195,7 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   inputs = rounded(std::move(inputs), w, p.m);
   const Sums exact = plain(inputs, decoded, p.m, p.n, p.k);
   // gemm's panels round the weight to x's type.
-  const bool panels = p.m > 16;
+  const bool panels = p.m > 16 && rounded_together(w, p.m) == 0;
   const double panel = panels && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
   for (std::int64_t r = 0; r < p.m; ++r) {
     for (std::int64_t i = 0; i < p.n; ++i) {
@@ -435,6 +441,63 @@ TEST(QuantizedFormats, NamesAreParsed) {
   EXPECT_EQ(parse_weight_layout("int2"), (Layout{WeightFormat::int2, 32}));
   EXPECT_EQ(text_of({WeightFormat::int2, 128, true}), "int2:128:zeros");
   expect_error<InvalidArgument>([] { parse_weight_layout("nf4:64"); }, {"weights are \"nf4:64\"", "nf4, fp4, mxfp4"});
+}
+
+/// Sizes around those of tiles, and of steps of K.
+TEST(QuantizedRows, ManyRowsOfAnySizes) {
+  std::mt19937_64 random = random_engine();
+  for (const std::int64_t m : {17, 63, 65, 128, 129, 257}) {
+    for (const std::int64_t n : {1, 191, 193, 259}) {
+      const std::int64_t k = std::array{1, 3, 65, 191, 193, 390}[random() % 6];
+      expect_product({WeightFormat::int8}, {.m = m, .n = n, .k = k, .bias = true, .gap = 1}, random);
+    }
+    for (const DType dtype : {DType::bf16, DType::f16})
+      expect_product({WeightFormat::int8}, {.m = m, .n = 70, .k = 200, .dtype = dtype, .options = {.accumulate = true}}, random);
+  }
+}
+
+/// Many rows of int8 are rounded with one scale, and products of integers are exact.
+TEST(QuantizedRows, ManyRowsDoNotDependOnEachOther) {
+  const QuantizedMatrix w = quantize(Tensor::random({270, kWide}, DType::f32, 1), {});
+  const Tensor x = Tensor::random({300, kWide}, DType::f32, 2), all = Tensor::poisoned({300, 270}, DType::f32);
+  const Tensor again = Tensor::poisoned({300, 270}, DType::f32), some = Tensor::poisoned({20, 270}, DType::f32);
+  tw::dequant_gemm(x, w, all);
+  tw::dequant_gemm(x, w, again);
+  EXPECT_EQ(max_difference(all, again), 0);
+  if (rounded_together(w, 20) == 0) GTEST_SKIP() << "no products of 8-bit integers";
+  tw::dequant_gemm(x.slice(0, 100, 120), w, some);
+  EXPECT_EQ(max_difference(all.slice(0, 100, 120), some), 0);
+}
+
+TEST(QuantizedRows, ManyRowsWithZerosAndNotANumber) {
+  const QuantizedMatrix w = quantize(Tensor::random({33, 100}, DType::f32, 1), {});
+  const Tensor bias = Tensor::random({33}, DType::f32, 2);
+  for (const float bad : {kNaN, kInf, -kInf}) {
+    const Tensor x = Tensor::random({20, 100}, DType::f32, 3), y = Tensor::poisoned({20, 33}, DType::f32);
+    x.data<float>()[7 * 100 + 99] = bad;
+    std::fill_n(x.data<float>() + 8 * 100, 100, 0.0f);
+    tw::dequant_gemm(x, w, y, {.bias = &bias});
+    for (std::int64_t r = 0; r < 20; ++r) {
+      for (std::int64_t i = 0; i < 33; ++i) {
+        EXPECT_EQ(std::isfinite(y.at({r, i})), r != 7) << r << ", " << i;
+        if (r == 8) {
+          EXPECT_EQ(y.at({r, i}), bias.at({i}));
+        }
+      }
+    }
+  }
+}
+
+/// Sums that fit 32 bits, and sums that would not.
+TEST(QuantizedRows, ManyRowsOfTheLargestSums) {
+  for (const std::int64_t k : {131072, 140000}) {
+    const Tensor weight = Tensor::empty({1, k}, DType::f32), x = Tensor::empty({17, k}, DType::f32),
+                 y = Tensor::poisoned({17, 1}, DType::f32);
+    std::fill_n(weight.data<float>(), k, -0.5f);
+    std::fill_n(x.data<float>(), 17 * k, 2.0f);
+    tw::dequant_gemm(x, quantize(weight, {}), y);
+    for (std::int64_t r = 0; r < 17; ++r) EXPECT_NEAR(y.at({r, 0}), -static_cast<double>(k), 1e-6 * static_cast<double>(k));
+  }
 }
 
 TEST(QuantizedErrors, NameTheArgument) {

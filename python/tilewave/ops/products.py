@@ -327,7 +327,8 @@ def dequant_gemm(
     """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
 
     x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once
-    up to 16 rows, and on Hopper for every tile of rows otherwise. format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
+    up to 16 rows, and on Hopper for every tile of rows otherwise. On the CPU x is rounded to 8-bit integers for int8, and up to 16 rows for
+    int4, where the processor multiplies such integers (AVX512-VNNI). format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
     activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does not work under
     torch.compile(). PyTorch differentiates it with respect to x and bias if there is no activation; the weight is constant.
     """
