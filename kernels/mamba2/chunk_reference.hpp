@@ -118,7 +118,7 @@ struct PlainChunks {
     return {ungated, out};
   }
 
- private:
+ protected:
   /// The lowest logarithm of a step's decay.
   static inline const double kLowest = -160 * std::log(2.0);
 

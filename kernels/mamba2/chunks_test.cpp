@@ -2,89 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/mamba2/case.hpp"
-#include "kernels/mamba2/chunk_reference.hpp"
+#include "kernels/mamba2/chunk_case.hpp"
 #include "tests/expect_error.hpp"
-#include "tilewave/mamba2_chunks.hpp"
 
 namespace tw::kernels::mamba2 {
 namespace {
 
 using namespace tw::test;
-
-std::vector<double> widened(const std::vector<float>& values) { return {values.begin(), values.end()}; }
-std::vector<float> narrowed(const std::vector<double>& values, DType dtype) {
-  std::vector<float> out;
-  for (const double x : values) out.push_back(round_to(dtype, static_cast<float>(x)));
-  return out;
-}
-
-/// A call of the five steps, with what lies between them.
-class Steps {
- public:
-  Steps(const Case& given, std::int64_t chunk_size, DType type, Device on, std::mt19937_64& random)
-      : c(given),
-        of(given, type, on, random),
-        exact{static_cast<std::size_t>(c.batch),   static_cast<std::size_t>(c.seqlen), static_cast<std::size_t>(c.groups),
-              static_cast<std::size_t>(c.shared),  static_cast<std::size_t>(c.dim),    static_cast<std::size_t>(c.state),
-              static_cast<std::size_t>(chunk_size)},
-        naive(exact),
-        sums(of_steps(), DType::f32, on),
-        sizes(of_steps(), DType::f32, on),
-        added(of_states(), DType::f32, on),
-        states(of_states(), type, on),
-        cb(of_products(), DType::f32, on),
-        ungated({c.batch, c.seqlen, c.heads(), c.dim}, type, on) {
-    naive.dtype = type;
-  }
-
-  void cumsum() {
-    tw::mamba2_chunk_cumsum(of.dt, of.rate, sums, sizes,
-                            {.dt_bias = c.bias ? &of.bias.tensor() : nullptr,
-                             .dt_softplus = c.softplus,
-                             .dt_min = c.dt_min,
-                             .dt_max = c.dt_max,
-                             .seq_idx = c.numbered ? &of.numbers : nullptr});
-  }
-  void state() { tw::mamba2_chunk_state(of.b, of.x, sizes, sums, added); }
-  void passing() {
-    const Tensor decays = sums.tensor().select(3, sums.tensor().shape(3) - 1);
-    tw::mamba2_state_passing(added, decays, states,
-                             {.initial_states = c.initial ? &of.initial.tensor() : nullptr, .final_states = &of.final.tensor()});
-  }
-  void products(bool causal) { tw::mamba2_bmm_chunk(of.c_matrix, of.b, cb, {.causal = causal}); }
-  void scan() {
-    tw::mamba2_chunk_scan(
-        cb, of.x, sizes, sums, of.c_matrix, states, of.y,
-        {.d = c.skip > 0 ? &of.skip.tensor() : nullptr, .z = c.gate ? &of.z.tensor() : nullptr, .ungated = &ungated.tensor()});
-  }
-
-  std::pair<std::vector<double>, std::vector<double>> expected_cumsum(const PlainChunks& plain) const {
-    PlainHead limits;
-    limits.softplus = c.softplus, limits.dt_min = c.dt_min, limits.dt_max = c.dt_max;
-    std::vector<bool> begins(c.numbered ? of.of_numbers.size() : 0);
-    for (std::size_t i = 0; i < begins.size(); ++i) begins[i] = i % exact.seqlen > 0 && of.of_numbers[i] != of.of_numbers[i - 1];
-    return plain.cumsum(widened(of.of_dt), widened(of.of_rate), c.bias ? widened(of.of_bias) : std::vector<double>{}, limits, begins);
-  }
-  /// D as [head, dim], or nothing.
-  std::vector<double> skip() const {
-    std::vector<double> out(c.skip > 0 ? exact.heads() * exact.dim : 0);
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = of.of_d[c.skip == 1 ? i / exact.dim : i];
-    return out;
-  }
-
-  const Case c;
-  const Operands of;
-  PlainChunks exact, naive;
-  PlacedTensor sums, sizes, added, states, cb, ungated;
-
- private:
-  std::int64_t chunks() const { return static_cast<std::int64_t>(exact.chunks()); }
-  std::int64_t chunk() const { return static_cast<std::int64_t>(exact.chunk); }
-  Shape of_steps() const { return {c.batch, c.heads(), chunks(), chunk()}; }
-  Shape of_states() const { return {c.batch, chunks(), c.heads(), c.dim, c.state}; }
-  Shape of_products() const { return {c.batch, chunks(), c.groups, chunk(), chunk()}; }
-};
 
 class Mamba2Chunks : public testing::TestWithParam<Device> {
  protected:
@@ -184,6 +108,36 @@ TEST_P(Mamba2Chunks, EveryStride) {
   check({.batch = 2, .seqlen = 70, .groups = 2, .gap = 8}, 64, DType::bf16);
   check({.batch = 2, .seqlen = 70, .groups = 2, .gap = 3}, 64, DType::f16);
   check({.batch = 2, .seqlen = 70, .groups = 2, .order = {3, 1, 0, 2}}, 64, DType::bf16);
+}
+
+/// With unit vectors as B, each column of what a chunk adds is one step's x times its factor. In a sum over all steps a factor that is off
+/// by a few percent would not be seen.
+TEST_P(Mamba2Chunks, EveryStepHasItsFactor) {
+  for (const std::int64_t size : {64, 128}) {
+    Steps s({.seqlen = 2 * size - 5, .shared = 2, .dim = 64, .state = size, .dt_min = 0.01f, .dt_max = 0.05f}, size, DType::bf16, device,
+            random);
+    const auto cumsum = s.expected_cumsum(s.exact);
+    const std::vector<float> sizes = narrowed(cumsum.first, DType::f32), sums = narrowed(cumsum.second, DType::f32);
+    s.sizes.fill(sizes), s.sums.fill(sums);
+    std::vector<float> units(s.of.of_b.size());
+    for (std::int64_t t = 0; t < s.c.seqlen; ++t) units[static_cast<std::size_t>(t * size + t % size)] = 1;
+    s.of.b.fill(units);
+    if (!launched([&] { s.state(); })) return;
+    const auto added_by = [&](const PlainChunks& plain) {
+      return plain.added(widened(units), widened(s.of.of_x), widened(sizes), widened(sums));
+    };
+    const std::vector<double> out = s.added.values(), reference = added_by(s.exact), naive = added_by(s.naive);
+    const std::size_t columns = static_cast<std::size_t>(size), area = s.exact.area();
+    for (std::size_t state = 0; state < out.size(); state += area) {
+      for (std::size_t column = 0; column < columns; ++column) {
+        std::vector<double> of_out, of_reference, of_naive;
+        for (std::size_t i = state + column; i < state + area; i += columns)
+          of_out.push_back(out[i]), of_reference.push_back(reference[i]), of_naive.push_back(naive[i]);
+        EXPECT_TRUE(accurate({.out = of_out, .reference = of_reference, .naive = of_naive, .arithmetic = Arithmetic::bf16}))
+            << "state " << state / area << " step " << column;
+      }
+    }
+  }
 }
 
 TEST_P(Mamba2Chunks, TogetherTheyAreTheScan) {
