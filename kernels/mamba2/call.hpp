@@ -298,7 +298,7 @@ void run_input_gradients(const Call& call, const Discretized& d, const Gradients
 /// d_dt, rate_sums and bias_sums.
 void run_size_gradients(const Call& call, const Discretized& d, const Gradients& g);
 /// total [head, column] = the sums of `sums` [run, head, column] over runs.
-void run_sum(const Call& call, const Tensor& sums, const Tensor& total);
+void run_sum(const Stream& stream, const Tensor& sums, const Tensor& total);
 
 std::vector<KernelVariant> registered();
 std::vector<KernelSpec> registered_generic();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/mamba2/chunk_work.tile.hpp"
 #include "kernels/mamba2/exponents.tile.hpp"
 #include "kernels/mamba2/outputs.tile.hpp"
 
@@ -140,16 +141,9 @@ struct ChunkScan {
       Scores scores;
       Weights weights;
     };
-    struct Work {
-      int batch, chunk, head, row0, col0;  ///< row0: in the chunk
-      int first, count;                    ///< the chunk's steps
-    };
+    using Work = ChunkWork;
 
-    TW_INLINE static Work work(const Params& p, Tile t) {
-      const int number = t.m / p.heads, batch = number / p.chunks, chunk = number - batch * p.chunks, row = t.n / p.columns;
-      const int first = chunk * p.chunk_size;
-      return {batch, chunk, t.m - number * p.heads, row * M, (t.n - row * p.columns) * N, first, min(p.chunk_size, p.length - first)};
-    }
+    TW_INLINE static Work work(const Params& p, Tile t) { return chunk_work<M, N>(p, p.heads, t); }
     TW_INLINE static int state_steps(const Params& p) { return ceil_div(p.c.cols, K); }
     TW_INLINE static int steps(const Params& p, const Work& w) { return w.row0 < w.count ? state_steps(p) + w.row0 / K + 1 : 0; }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/mamba2/chunk_work.tile.hpp"
 #include "kernels/mamba2/exponents.tile.hpp"
 
 // The scan in five steps, of which three are here: the cumulative sums of dt A inside chunks of L steps, what each chunk adds to the
@@ -51,10 +52,26 @@ struct ChunkCumsum {
   };
 };
 
-/// What a chunk adds to the state. A tile is M x N elements of the state of one chunk of one head.
+/// The factor of a step in what a chunk adds to the state: it decays until the chunk's end.
+struct UntilEnd {
+  template <class X>
+  TW_INLINE static X of(X sum, X last, X size) {
+    return exp(last - sum) * size;
+  }
+};
+/// The factor of the state before a chunk in a step's output.
+struct FromStart {
+  template <class X>
+  TW_INLINE static X of(X sum, X, X) {
+    return exp(sum);
+  }
+};
+
+/// What a chunk adds to the state: the sum of factor x_i B_i^T. With the outputs' gradients as x and C as B it is the gradient of the state
+/// before the chunk. A tile is M x N elements of the state of one chunk of one head.
 ///
 /// x is scaled on its way through registers: a factor of the dimension that a product sums over must be in an operand.
-template <class T>
+template <class T, class Factor = UntilEnd>
 struct ChunkState {
   static constexpr const char* source = "kernels/mamba2/chunk_states.tile.hpp";
   static constexpr int M = 64, N = 128, K = 64;
@@ -94,16 +111,9 @@ struct ChunkState {
     struct Locals {
       Values values;
     };
-    struct Work {
-      int batch, chunk, head, row0, col0;
-      int first, count;  ///< the chunk's steps
-    };
+    using Work = ChunkWork;
 
-    TW_INLINE static Work work(const Params& p, Tile t) {
-      const int number = t.m / p.heads, batch = number / p.chunks, chunk = number - batch * p.chunks, row = t.n / p.columns;
-      const int first = chunk * p.chunk_size;
-      return {batch, chunk, t.m - number * p.heads, row * M, (t.n - row * p.columns) * N, first, min(p.chunk_size, p.length - first)};
-    }
+    TW_INLINE static Work work(const Params& p, Tile t) { return chunk_work<M, N>(p, p.heads, t); }
     TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.count, K); }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
@@ -129,7 +139,7 @@ struct ChunkState {
         block.load(values, slot.x);
         block.load(factors, slot.g);
         block.load(sizes, slot.sizes);
-        block.for_rows(factors, [&](int, int i, auto& g) { g = exp(last - g) * sizes[i]; });
+        block.for_rows(factors, [&](int, int i, auto& g) { g = Factor::of(g, last, sizes[i]); });
         block.map(values, factors, [](auto x, auto factor) { return x * factor; });
         block.for_each(values, [&](int row, int, auto& x) {
           if (row >= left) x = 0.0f;

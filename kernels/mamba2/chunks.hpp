@@ -18,6 +18,26 @@ inline Tensor merged(const Tensor& t) {
   return Tensor::borrow(t.data(), std::move(shape), t.dtype(), t.device());
 }
 
+/// What each chunk adds to the state, and the gradient of the state before it.
+template <class T>
+using AddedStates = ChunkState<T, UntilEnd>;
+template <class T>
+using StateGradients = ChunkState<T, FromStart>;
+
+/// Launches a kernel with products, of f16 or bf16.
+template <template <class> class Kernel>
+void launch_products(const Stream& stream, DType dtype, auto grid_of, auto bind) {
+  const auto run = [&]<class T>(std::type_identity<T>) {
+    using Of = Kernel<T>;
+    const auto fill = [&](auto& b, auto& p) { bind(b, p, Of::N); };
+    launch<Of>(stream, grid_of(std::type_identity<Of>{}), fill);
+  };
+  dtype == DType::f16 ? run(std::type_identity<f16>{}) : run(std::type_identity<bf16>{});
+}
+
+/// f32 [head] as [head, 1].
+inline Tensor as_column(const Tensor& t) { return Tensor::borrow(t.data(), {t.shape(0), 1}, t.dtype(), t.device(), {t.stride(0), 0}); }
+
 struct ChunkCumsumCall {
   Tensor dt;           ///< [batch, time, head]
   Tensor rate, bias;   ///< f32 [head, 1]
@@ -25,15 +45,15 @@ struct ChunkCumsumCall {
   Tensor sums, sizes;  ///< f32 [batch, head, chunk, step]
   StepSize size;
 };
-inline TileGrid cumsum_grid(const ChunkCumsumCall& call) {
-  return {static_cast<int>(call.sums.shape(0) * call.sums.shape(2)), tiles(call.sums.shape(1), kCumsumHeads)};
+/// A tile is one chunk of kCumsumHeads heads, of `sums` as above.
+inline TileGrid steps_grid(const Tensor& sums) {
+  return {static_cast<int>(sums.shape(0) * sums.shape(2)), tiles(sums.shape(1), kCumsumHeads)};
 }
-void bind_cumsum(auto& bind, auto& p, const ChunkCumsumCall& call) {
+/// What step sizes and decays follow from.
+void bind_step_sizes(auto& bind, auto& p, const ChunkCumsumCall& call) {
   bind(p.dt, call.dt.transpose(1, 2));
   bind(p.rate, call.rate);
   bind(p.bias, or_null(call.bias));
-  bind(p.sizes, call.sizes.transpose(1, 2));
-  bind(p.sums, call.sums.transpose(1, 2));
   const bool numbered = given(call.seq_idx);
   p.seq_idx = numbered ? call.seq_idx.template data<std::int32_t>() : nullptr;
   p.seq_batch = numbered ? call.seq_idx.stride(0) : 0;
@@ -41,6 +61,11 @@ void bind_cumsum(auto& bind, auto& p, const ChunkCumsumCall& call) {
   p.size = call.size;
   p.chunks = static_cast<int>(call.sums.shape(2));
   p.length = static_cast<int>(call.dt.shape(1));
+}
+void bind_cumsum(auto& bind, auto& p, const ChunkCumsumCall& call) {
+  bind_step_sizes(bind, p, call);
+  bind(p.sizes, call.sizes.transpose(1, 2));
+  bind(p.sums, call.sums.transpose(1, 2));
 }
 
 /// chunk_state's and chunk_scan's operands, as given to them.
@@ -57,19 +82,22 @@ struct ChunkCall {
 inline TileGrid chunk_grid(const ChunkCall& call, int row_tiles, int column_tiles) {
   return {static_cast<int>(call.sums.shape(0) * call.sums.shape(1) * call.sums.shape(2)), row_tiles * column_tiles};
 }
-void bind_chunk(auto& bind, auto& p, const ChunkCall& call) {
+void bind_steps(auto& bind, auto& p, const ChunkCall& call) {
   const auto by_step = [](const Tensor& t) {
     return Tensor::borrow(t.data(), {t.shape(0) * t.shape(1), t.shape(2) * t.shape(3)}, t.dtype(), t.device());
   };
-  bind(p.x, by_head(call.x));
   bind(p.sizes, by_step(call.sizes));
   bind(p.g, by_step(call.sums));
-  bind(p.states, merged(call.states));
   p.heads = static_cast<int>(call.x.shape(2));
   p.shared = p.heads / static_cast<int>(call.keys.shape(2));
   p.chunks = static_cast<int>(call.sums.shape(2));
   p.chunk_size = static_cast<int>(call.sums.shape(3));
   p.length = static_cast<int>(call.x.shape(1));
+}
+void bind_chunk(auto& bind, auto& p, const ChunkCall& call) {
+  bind_steps(bind, p, call);
+  bind(p.x, by_head(call.x));
+  bind(p.states, merged(call.states));
 }
 template <class Kernel>
 TileGrid chunk_state_grid(const ChunkCall& call) {
@@ -107,24 +135,27 @@ inline std::int64_t elements_of_state(const Tensor& states) { return states.shap
 inline TileGrid passing_grid(const StatePassingCall& call, int elements) {
   return {static_cast<int>(call.sums.shape(0) * call.sums.shape(1)), tiles(elements_of_state(call.states), elements)};
 }
+/// States as [batch, head, chunk, element], or as [batch, head, element].
+inline Tensor of_chunks(const Tensor& t) {
+  return Tensor::borrow(t.data(), {t.shape(0), t.shape(1), t.shape(2), elements_of_state(t)}, t.dtype(), t.device()).transpose(1, 2);
+}
+void bind_state(auto& bind, auto& global, const Tensor* t) {
+  if (t == nullptr) return bind(global, nullptr);
+  bind(global, Tensor::borrow(t->data(), {t->shape(0), t->shape(1), t->shape(2) * t->shape(3)}, t->dtype(), t->device()));
+}
+void fill_decays(auto& p, const Tensor& sums) {
+  p.sums = sums.template data<float>();
+  p.sum_batch = sums.stride(0);
+  p.sum_head = sums.stride(1);
+  p.sum_chunk = sums.stride(2);
+  p.heads = static_cast<int>(sums.shape(1));
+}
 void bind_passing(auto& bind, auto& p, const StatePassingCall& call) {
-  const std::int64_t elements = elements_of_state(call.states);
-  const auto of_chunks = [&](const Tensor& t) {
-    return Tensor::borrow(t.data(), {t.shape(0), t.shape(1), t.shape(2), elements}, t.dtype(), t.device()).transpose(1, 2);
-  };
-  const auto bind_state = [&](auto& global, const Tensor* t) {
-    if (t == nullptr) return bind(global, nullptr);
-    bind(global, Tensor::borrow(t->data(), {t->shape(0), t->shape(1), elements}, t->dtype(), t->device()));
-  };
   bind(p.states, of_chunks(call.states));
   bind(p.passed, of_chunks(call.passed));
-  bind_state(p.initial, call.initial);
-  bind_state(p.final, call.final);
-  p.sums = call.sums.template data<float>();
-  p.sum_batch = call.sums.stride(0);
-  p.sum_head = call.sums.stride(1);
-  p.sum_chunk = call.sums.stride(2);
-  p.heads = static_cast<int>(call.sums.shape(1));
+  bind_state(bind, p.initial, call.initial);
+  bind_state(bind, p.final, call.final);
+  fill_decays(p, call.sums);
 }
 
 struct ChunkProductsCall {

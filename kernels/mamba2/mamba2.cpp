@@ -289,13 +289,13 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
   }
   // Without steps there are no runs, and the sums are 0.
   const auto of_heads = [](const Tensor& sums) { return sums.reshape({sums.shape(0), 1, sums.shape(1)}); };
-  if (o.da != nullptr) run_sum(call, of_heads(g.rate_sums), as_row(*o.da));
-  if (o.d_dt_bias != nullptr) run_sum(call, of_heads(g.bias_sums), as_row(*o.d_dt_bias));
+  if (o.da != nullptr) run_sum(call.stream, of_heads(g.rate_sums), as_row(*o.da));
+  if (o.d_dt_bias != nullptr) run_sum(call.stream, of_heads(g.bias_sums), as_row(*o.d_dt_bias));
   if (o.dd == nullptr) return;
   if (of_dims)
-    run_sum(call, g.skip_sums, *o.dd);
+    run_sum(call.stream, g.skip_sums, *o.dd);
   else
-    run_sum(call, of_heads(g.skip_sums.reshape({runs, x.shape(2)})), as_row(*o.dd));
+    run_sum(call.stream, of_heads(g.skip_sums.reshape({runs, x.shape(2)})), as_row(*o.dd));
 }
 
 }  // namespace tw

@@ -67,9 +67,9 @@ void run_size_gradients(const Call& call, const Discretized& d, const Gradients&
                                                     [&](auto& bind, auto& p) { bind_size_gradients(bind, p, call, d, g); });
 }
 
-void run_sum(const Call& call, const Tensor& sums, const Tensor& total) {
+void run_sum(const Stream& stream, const Tensor& sums, const Tensor& total) {
   const std::int64_t heads = total.shape(0), columns = total.shape(1);
-  launch<SumOfRuns>(call.stream, {1, tiles(columns, SumOfRuns::tile_cols), static_cast<int>(heads)}, [&](auto& bind, auto& p) {
+  launch<SumOfRuns>(stream, {1, tiles(columns, SumOfRuns::tile_cols), static_cast<int>(heads)}, [&](auto& bind, auto& p) {
     bind(p.sums, sums.transpose(0, 1));
     bind(p.total, Tensor::borrow(total.data(), {heads, 1, columns}, DType::f32, total.device(), {total.stride(0), 0, total.stride(1)}));
   });
