@@ -1116,6 +1116,11 @@ tw::Tensor by_chunk(const char* argument, const tw_tensor* given, std::int64_t b
 }
 /// An extent, counted from the last one; 0 if there is none.
 std::int64_t extent_from_end(const tw::Tensor& t, int n) { return t.rank() > n ? t.shape(t.rank() - 1 - n) : 0; }
+/// Products of a chunk's steps, whose chunk size says how many chunks the steps of C are.
+tw::Tensor products_by_chunk(const char* argument, const tw_tensor* given, const tw::Tensor& c) {
+  const std::int64_t chunk_size = std::max<std::int64_t>(extent_from_end(borrow(argument, given), 0), 1);
+  return by_chunk(argument, given, extent_from_end(c, 3), (extent_from_end(c, 2) + chunk_size - 1) / chunk_size);
+}
 
 }  // namespace
 
@@ -1157,9 +1162,7 @@ tw_status tw_mamba2_state_passing(const tw_tensor* states, const tw_tensor* da_c
 
 tw_status tw_mamba2_bmm_chunk(const tw_tensor* c, const tw_tensor* b, const tw_tensor* cb, int32_t causal, void* cuda_stream) {
   return guard([&] {
-    const tw::Tensor rows = borrow("c", c);
-    const std::int64_t chunk_size = std::max<std::int64_t>(extent_from_end(borrow("cb", cb), 0), 1);
-    const tw::Tensor out = by_chunk("cb", cb, extent_from_end(rows, 3), (extent_from_end(rows, 2) + chunk_size - 1) / chunk_size);
+    const tw::Tensor rows = borrow("c", c), out = products_by_chunk("cb", cb, rows);
     tw::mamba2_bmm_chunk(rows, borrow("b", b), out, {.causal = causal != 0, .stream = stream_of(out, cuda_stream)});
   });
 }
@@ -1177,6 +1180,82 @@ tw_status tw_mamba2_chunk_scan(const tw_tensor* cb, const tw_tensor* x, const tw
     };
     tw::mamba2_chunk_scan(of_chunks("cb", cb), borrow("x", x), borrow("dt", dt), sums, borrow("c", c), of_chunks("states", states), out,
                           {.d = d.get(), .z = z.get(), .ungated = ungated.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mamba2_chunk_cumsum_backward(const tw_tensor* dt, const tw_tensor* a, const tw_tensor* d_da_cumsum, const tw_tensor* d_dt_out,
+                                          const tw_tensor* d_dt, const tw_mamba2_chunk_cumsum_backward_options* options,
+                                          void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("d_dt", d_dt);
+    const auto given = tw::c_api::known("options", options);
+    const Given bias("dt_bias", given.dt_bias), seq_idx("seq_idx", given.seq_idx), da("da", given.da), d_bias("d_dt_bias", given.d_dt_bias);
+    tw::Mamba2ChunkCumsumBackwardOptions chosen{.dt_bias = bias.get(),
+                                                .dt_softplus = given.dt_softplus != 0,
+                                                .seq_idx = seq_idx.get(),
+                                                .da = da.get(),
+                                                .d_dt_bias = d_bias.get(),
+                                                .stream = stream_of(out, cuda_stream)};
+    if (given.has_dt_limit != 0) chosen.dt_min = given.dt_min, chosen.dt_max = given.dt_max;
+    tw::mamba2_chunk_cumsum_backward(borrow("dt", dt), borrow("a", a), borrow("d_da_cumsum", d_da_cumsum), borrow("d_dt_out", d_dt_out),
+                                     out, chosen);
+  });
+}
+
+tw_status tw_mamba2_chunk_state_backward(const tw_tensor* b, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                         const tw_tensor* d_states, const tw_tensor* db, const tw_tensor* dx, const tw_tensor* d_dt,
+                                         const tw_tensor* d_da_cumsum, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dx", dx), sums = borrow("da_cumsum", da_cumsum);
+    tw::mamba2_chunk_state_backward(borrow("b", b), borrow("x", x), borrow("dt", dt), sums,
+                                    by_chunk("d_states", d_states, extent_from_end(out, 3), extent_from_end(sums, 1)), borrow("db", db),
+                                    out, borrow("d_dt", d_dt), borrow("d_da_cumsum", d_da_cumsum), stream_of(out, cuda_stream));
+  });
+}
+
+tw_status tw_mamba2_state_passing_backward(const tw_tensor* passed, const tw_tensor* da_chunk_cumsum, const tw_tensor* d_passed,
+                                           const tw_tensor* d_states, const tw_tensor* d_da_chunk_cumsum, const tw_tensor* d_final_states,
+                                           const tw_tensor* d_initial_states, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor sums = borrow("da_chunk_cumsum", da_chunk_cumsum);
+    const auto of_chunks = [&](const char* argument, const tw_tensor* t) {
+      return by_chunk(argument, t, extent_from_end(sums, 2), extent_from_end(sums, 0));
+    };
+    const tw::Tensor out = of_chunks("d_states", d_states);
+    const Given d_final("d_final_states", d_final_states), d_initial("d_initial_states", d_initial_states);
+    tw::mamba2_state_passing_backward(
+        of_chunks("passed", passed), sums, of_chunks("d_passed", d_passed), out, borrow("d_da_chunk_cumsum", d_da_chunk_cumsum),
+        {.d_final_states = d_final.get(), .d_initial_states = d_initial.get(), .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mamba2_bmm_chunk_backward(const tw_tensor* c, const tw_tensor* b, const tw_tensor* d_cb, const tw_tensor* dc,
+                                       const tw_tensor* db, int32_t causal, void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor rows = borrow("c", c), out = borrow("dc", dc);
+    tw::mamba2_bmm_chunk_backward(rows, borrow("b", b), products_by_chunk("d_cb", d_cb, rows), out, borrow("db", db),
+                                  {.causal = causal != 0, .stream = stream_of(out, cuda_stream)});
+  });
+}
+
+tw_status tw_mamba2_chunk_scan_backward(const tw_tensor* cb, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                        const tw_tensor* c, const tw_tensor* states, const tw_tensor* dy, const tw_tensor* d_cb,
+                                        const tw_tensor* dx, const tw_tensor* d_dt, const tw_tensor* d_da_cumsum, const tw_tensor* dc,
+                                        const tw_tensor* d_states, const tw_mamba2_chunk_scan_backward_options* options,
+                                        void* cuda_stream) {
+  return guard([&] {
+    const tw::Tensor out = borrow("dx", dx);
+    const auto given = tw::c_api::known("options", options);
+    const Given d("d", given.d), z("z", given.z), ungated("ungated", given.ungated), dd("dd", given.dd), dz("dz", given.dz);
+    const tw::Tensor sums = borrow("da_cumsum", da_cumsum);
+    const auto of_chunks = [&](const char* argument, const tw_tensor* t) {
+      return by_chunk(argument, t, extent_from_end(out, 3), extent_from_end(sums, 1));
+    };
+    tw::mamba2_chunk_scan_backward(
+        of_chunks("cb", cb), borrow("x", x), borrow("dt", dt), sums, borrow("c", c), of_chunks("states", states), borrow("dy", dy),
+        of_chunks("d_cb", d_cb), out, borrow("d_dt", d_dt), borrow("d_da_cumsum", d_da_cumsum), borrow("dc", dc),
+        of_chunks("d_states", d_states),
+        {.d = d.get(), .z = z.get(), .ungated = ungated.get(), .dd = dd.get(), .dz = dz.get(), .stream = stream_of(out, cuda_stream)});
   });
 }
 

@@ -443,6 +443,77 @@ TEST(CInterface, Mamba2InFiveSteps) {
       },
       [&](const Tensor& to) { mamba2_chunk_scan(cb, x, sizes, sums, c, states, to, {.d = &d, .z = &z, .ungated = &wanted_ungated}); });
   EXPECT_TRUE(same_bits(ungated, wanted_ungated));
+
+  // Gradients. A pair of tensors for each output: from C, and from C++.
+  const auto outputs = [](const Tensor& like, DType dtype) {
+    return std::pair{poisoned(like.shape(), dtype), poisoned(like.shape(), dtype)};
+  };
+  const auto in_f32 = [&](const Tensor& like) { return outputs(like, DType::f32); };
+  const auto expect_equal = [](std::initializer_list<std::pair<Tensor, Tensor>> all) {
+    for (const auto& [from_c, from_cpp] : all) EXPECT_TRUE(same_bits(from_c, from_cpp));
+  };
+  const Tensor dy = Tensor::random(x.shape(), DType::bf16, 9), d_sums = Tensor::random(of_steps, DType::f32, 10),
+               d_sizes = Tensor::random(of_steps, DType::f32, 11), d_cb = Tensor::random(of_products, DType::f32, 12),
+               d_states = Tensor::random(of_states, DType::f32, 13);
+  const auto d_dt = outputs(dt, DType::bf16), da = in_f32(a), d_bias = in_f32(bias);
+  const InC da_in_c(da.first), d_bias_in_c(d_bias.first);
+  tw_mamba2_chunk_cumsum_backward_options cumsum_backward = {};
+  cumsum_backward.struct_size = sizeof cumsum_backward;
+  cumsum_backward.dt_bias = bias_in_c;
+  cumsum_backward.dt_softplus = 1;
+  cumsum_backward.has_dt_limit = 1;
+  cumsum_backward.dt_min = 0.25f;
+  cumsum_backward.dt_max = 0.5f;
+  cumsum_backward.seq_idx = numbers_in_c;
+  cumsum_backward.da = da_in_c;
+  cumsum_backward.d_dt_bias = d_bias_in_c;
+  EXPECT_OK(tw_mamba2_chunk_cumsum_backward(InC(dt), InC(a), InC(d_sums), InC(d_sizes), InC(d_dt.first), &cumsum_backward, nullptr));
+  mamba2_chunk_cumsum_backward(dt, a, d_sums, d_sizes, d_dt.second,
+                               {.dt_bias = &bias,
+                                .dt_softplus = true,
+                                .dt_min = 0.25f,
+                                .dt_max = 0.5f,
+                                .seq_idx = &numbers,
+                                .da = &da.second,
+                                .d_dt_bias = &d_bias.second});
+  expect_equal({d_dt, da, d_bias});
+
+  const auto db = outputs(b, DType::bf16), dx = outputs(x, DType::bf16), of_dt = in_f32(sizes), of_sums = in_f32(sums);
+  EXPECT_OK(tw_mamba2_chunk_state_backward(InC(b), InC(x), InC(sizes), InC(sums), InC(merged(d_states)), InC(db.first), InC(dx.first),
+                                           InC(of_dt.first), InC(of_sums.first), nullptr));
+  mamba2_chunk_state_backward(b, x, sizes, sums, d_states, db.second, dx.second, of_dt.second, of_sums.second);
+  expect_equal({db, dx, of_dt, of_sums});
+
+  const auto d_added = in_f32(added), d_decays = in_f32(decays), d_initial = in_f32(initial);
+  EXPECT_OK(tw_mamba2_state_passing_backward(InC(merged(states)), InC(decays), InC(merged(d_states)), InC(merged(d_added.first)),
+                                             InC(d_decays.first), InC(initial), InC(d_initial.first), nullptr));
+  mamba2_state_passing_backward(states, decays, d_states, d_added.second, d_decays.second,
+                                {.d_final_states = &initial, .d_initial_states = &d_initial.second});
+  expect_equal({d_added, d_decays, d_initial});
+
+  const auto dc = outputs(c, DType::bf16);
+  for (const bool causal : {false, true}) {
+    EXPECT_OK(tw_mamba2_bmm_chunk_backward(InC(c), InC(b), InC(merged(d_cb)), InC(dc.first), InC(db.first), causal, nullptr));
+    mamba2_bmm_chunk_backward(c, b, d_cb, dc.second, db.second, {.causal = causal});
+    expect_equal({dc, db});
+  }
+
+  const auto of_cb = in_f32(cb), of_state = in_f32(states), dd = in_f32(d), dz = outputs(z, DType::bf16);
+  const InC dd_in_c(dd.first), dz_in_c(dz.first);
+  tw_mamba2_chunk_scan_backward_options scan_backward = {};
+  scan_backward.struct_size = sizeof scan_backward;
+  scan_backward.d = d_in_c;
+  scan_backward.z = z_in_c;
+  scan_backward.ungated = ungated_in_c;
+  scan_backward.dd = dd_in_c;
+  scan_backward.dz = dz_in_c;
+  EXPECT_OK(tw_mamba2_chunk_scan_backward(InC(merged(cb)), InC(x), InC(sizes), InC(sums), InC(c), InC(merged(states)), InC(dy),
+                                          InC(merged(of_cb.first)), InC(dx.first), InC(of_dt.first), InC(of_sums.first), InC(dc.first),
+                                          InC(merged(of_state.first)), &scan_backward, nullptr));
+  mamba2_chunk_scan_backward(cb, x, sizes, sums, c, states, dy, of_cb.second, dx.second, of_dt.second, of_sums.second, dc.second,
+                             of_state.second, {.d = &d, .z = &z, .ungated = &ungated, .dd = &dd.second, .dz = &dz.second});
+  expect_equal({of_cb, dx, of_dt, of_sums, dc, of_state, dd, dz});
+
   expect_refused(tw_mamba2_bmm_chunk(InC(c), InC(b), InC(sums), 0, nullptr),
                  "it must have 4 dimensions, the first of 2 batches times 2 chunks");
 }

@@ -570,6 +570,45 @@ typedef struct {
 tw_status tw_mamba2_chunk_scan(const tw_tensor* cb, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum, const tw_tensor* c,
                                const tw_tensor* states, const tw_tensor* y, const tw_mamba2_chunk_scan_options* options, void* cuda_stream);
 
+/* Gradients of the five steps. Those of the steps' outputs are inputs here, and d_states, d_passed and d_cb are f32, whatever the type of
+ * states, passed and cb. Each other gradient has the shape and type of what it is the gradient of. */
+typedef struct {
+  size_t struct_size;
+  const tw_tensor* dt_bias;
+  int32_t dt_softplus;
+  int32_t has_dt_limit;
+  float dt_min, dt_max;
+  const tw_tensor* seq_idx;
+  const tw_tensor *da, *d_dt_bias; /* outputs; each may be null */
+} tw_mamba2_chunk_cumsum_backward_options;
+
+tw_status tw_mamba2_chunk_cumsum_backward(const tw_tensor* dt, const tw_tensor* a, const tw_tensor* d_da_cumsum, const tw_tensor* d_dt_out,
+                                          const tw_tensor* d_dt, const tw_mamba2_chunk_cumsum_backward_options* options, void* cuda_stream);
+
+tw_status tw_mamba2_chunk_state_backward(const tw_tensor* b, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                         const tw_tensor* d_states, const tw_tensor* db, const tw_tensor* dx, const tw_tensor* d_dt,
+                                         const tw_tensor* d_da_cumsum, void* cuda_stream);
+
+/* d_states: the gradient of tw_mamba2_state_passing's states. d_final_states, an input, and d_initial_states, an output, may be null. */
+tw_status tw_mamba2_state_passing_backward(const tw_tensor* passed, const tw_tensor* da_chunk_cumsum, const tw_tensor* d_passed,
+                                           const tw_tensor* d_states, const tw_tensor* d_da_chunk_cumsum, const tw_tensor* d_final_states,
+                                           const tw_tensor* d_initial_states, void* cuda_stream);
+
+tw_status tw_mamba2_bmm_chunk_backward(const tw_tensor* c, const tw_tensor* b, const tw_tensor* d_cb, const tw_tensor* dc,
+                                       const tw_tensor* db, int32_t causal, void* cuda_stream);
+
+typedef struct {
+  size_t struct_size;
+  const tw_tensor *d, *z;
+  const tw_tensor* ungated; /* with z: y before the gate */
+  const tw_tensor *dd, *dz; /* outputs; dd may be null, dz only without z */
+} tw_mamba2_chunk_scan_backward_options;
+
+tw_status tw_mamba2_chunk_scan_backward(const tw_tensor* cb, const tw_tensor* x, const tw_tensor* dt, const tw_tensor* da_cumsum,
+                                        const tw_tensor* c, const tw_tensor* states, const tw_tensor* dy, const tw_tensor* d_cb,
+                                        const tw_tensor* dx, const tw_tensor* d_dt, const tw_tensor* d_da_cumsum, const tw_tensor* dc,
+                                        const tw_tensor* d_states, const tw_mamba2_chunk_scan_backward_options* options, void* cuda_stream);
+
 /* tw::CacheOptions. */
 typedef struct {
   size_t struct_size;

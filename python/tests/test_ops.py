@@ -1542,6 +1542,44 @@ def test_mamba2_in_five_steps(random):
             call()
 
 
+def test_gradients_of_mamba2_in_five_steps(random):
+    x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, np.float16)
+    dy = random.standard_normal(x.shape, np.float32).astype(np.float16)
+    given = {"dt_bias": bias, "dt_softplus": True, "dt_limit": (0.1, 0.4)}
+    sums, sizes = ops.mamba2_chunk_cumsum(dt, A, 32, **given)
+    added = ops.mamba2_chunk_state(B, x, sizes, sums)
+    states, _ = ops.mamba2_state_passing(added, sums[..., -1], initial_states=initial, dtype="float16")
+    CB = ops.mamba2_bmm_chunk(C, B, 32, causal=True)
+    ungated = ops.mamba2_chunk_scan(CB, x, sizes, sums, C, states, D=D)
+
+    scan = ops.mamba2_chunk_scan_backward(CB, x, sizes, sums, C, states, dy, D=D, z=z, ungated=ungated)
+    d_CB, dx, d_sizes, d_sums, dC, d_states, dD, dz = scan
+    assert ops.mamba2_chunk_scan_backward(CB, x, sizes, sums, C, states, dy)[6:] == (None, None)
+    d_added, d_decays, d_initial = ops.mamba2_state_passing_backward(states, sums[..., -1], d_states, d_final_states=initial)
+    products = ops.mamba2_bmm_chunk_backward(C, B, d_CB, causal=True)
+    dB, dx_of_state, *of_steps = ops.mamba2_chunk_state_backward(B, x, sizes, sums, d_added)
+    d_sums[..., -1] += d_decays
+    d_dt, dA, d_bias = ops.mamba2_chunk_cumsum_backward(dt, A, d_sums + of_steps[1], d_sizes + of_steps[0], **given)
+    assert ops.mamba2_chunk_cumsum_backward(dt, A, d_sums, d_sizes)[2] is None
+
+    got = (dx + dx_of_state, d_dt, dA, dB + products[1], dC + products[0], dD, dz, d_bias, d_initial)
+    options = {"D": D, "z": z, "initial_states": initial, "d_final_states": initial, **given}
+    names = ("dx", "d_dt", "dA", "dB", "dC", "dD", "dz", "d_dt_bias", "d_initial_states")
+    for name, a, b in zip(names, got, ops.mamba2_backward(x, dt, A, B, C, dy, **options)):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(exact(a), exact(b), rtol=0, atol=1e-2 * np.abs(exact(b)).max(), err_msg=name)
+
+    for message, call in (
+        (r"d_states has 4 dimensions", lambda: ops.mamba2_chunk_state_backward(B, x, sizes, sums, d_added[0])),
+        (r"d_CB has 4 dimensions", lambda: ops.mamba2_bmm_chunk_backward(C, B, d_CB[0])),
+        (r"ungated is not; it must be given", lambda: ops.mamba2_chunk_scan_backward(CB, x, sizes, sums, C, states, dy, z=z)),
+        (r"d_passed is f16", lambda: ops.mamba2_state_passing_backward(states, sums[..., -1], states)),
+        (r"d_dA_cumsum is f32\[2, 4, 3, 16\]", lambda: ops.mamba2_chunk_cumsum_backward(dt, A, d_sums[..., :16], d_sizes)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_mamba2_refuses(random):
     x, dt, A, B, C, D, z, bias, initial = mamba2_operands(random, seqlen=5)
     for part, call in (

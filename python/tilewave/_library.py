@@ -263,6 +263,14 @@ class Mamba2ChunkScanOptions(Options):
     _fields_ = [("struct_size", ctypes.c_size_t), *((name, _TENSOR) for name in ("d", "z", "ungated"))]
 
 
+class Mamba2ChunkCumsumBackwardOptions(Options):
+    _fields_ = [*Mamba2ChunkCumsumOptions._fields_, *((name, _TENSOR) for name in ("da", "d_dt_bias"))]
+
+
+class Mamba2ChunkScanBackwardOptions(Options):
+    _fields_ = [*Mamba2ChunkScanOptions._fields_, *((name, _TENSOR) for name in ("dd", "dz"))]
+
+
 class GemmOptions(Options):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -503,6 +511,11 @@ _FUNCTIONS = {
     "tw_mamba2_state_passing": [_TENSOR] * 5,
     "tw_mamba2_bmm_chunk": [_TENSOR] * 3 + [ctypes.c_int32],
     "tw_mamba2_chunk_scan": [_TENSOR] * 7 + [_OPTIONS],
+    "tw_mamba2_chunk_cumsum_backward": [_TENSOR] * 5 + [_OPTIONS],
+    "tw_mamba2_chunk_state_backward": [_TENSOR] * 9,
+    "tw_mamba2_state_passing_backward": [_TENSOR] * 7,
+    "tw_mamba2_bmm_chunk_backward": [_TENSOR] * 5 + [ctypes.c_int32],
+    "tw_mamba2_chunk_scan_backward": [_TENSOR] * 13 + [_OPTIONS],
 }
 
 

@@ -5,8 +5,8 @@
     from tilewave.mamba_ssm import _chunk_cumsum_fwd  # and the scan's other four steps, instead of mamba_ssm.ops.triton.ssd_...
 
 Tensors are PyTorch's. A, D and dt_bias may have any floating-point dtype, and are converted to f32; B, C and z are converted to x's dtype.
-Autograd differentiates mamba_chunk_scan_combined(), but not the steps. Those take x, B and C of f16 or bf16, and a chunk_size that is a
-multiple of 16, up to 256.
+Autograd differentiates mamba_chunk_scan_combined() and the steps. Those take x, B and C of f16 or bf16, and a chunk_size that is a multiple of
+16, up to 256.
 """
 
 from __future__ import annotations

@@ -131,6 +131,130 @@ def test_the_five_steps(numbered):
         torch.testing.assert_close(ungated[n] * F.silu(z[n].float()), y[n].float(), rtol=2e-2, atol=2e-2)
 
 
+def chunked(array, size=32):
+    """[batch, seqlen, ...] as [batch, nchunks, size, ...], with zeros after the end."""
+    padding = array.new_zeros(array.shape[0], -array.shape[1] % size, *array.shape[2:])
+    return torch.cat([array, padding], 1).unflatten(1, (-1, size))
+
+
+def cumsum_of(dt, A, dt_bias):
+    sizes = chunked(F.softplus(dt + dt_bias).clamp(0.1, 0.4)).permute(0, 3, 1, 2)
+    return (sizes * A[:, None, None]).cumsum(-1), sizes
+
+
+def state_of(B, x, sizes, sums):
+    wide = chunked(B).repeat_interleave(2, 3)
+    return torch.einsum("bhcl,bclhp,bclhn->bchpn", torch.exp(sums[..., -1:] - sums) * sizes, chunked(x), wide)
+
+
+def passing_of(added, decays, states):
+    passed = []
+    for chunk in range(added.shape[1]):
+        passed.append(states)
+        states = states * torch.exp(decays[:, :, chunk, None, None]) + added[:, chunk]
+    return torch.stack(passed, 1), states
+
+
+def scan_of(CB, x, sizes, sums, C, states, D, z):
+    wide, decays = CB.repeat_interleave(2, 2), (sums[..., :, None] - sums[..., None, :]).tril().exp().tril()
+    y = torch.einsum("bchls,bhcls,bhcs,bcshp->bclhp", wide, decays, sizes, chunked(x))
+    y = y + torch.einsum("bhcl,bclhn,bchpn->bclhp", sums.exp(), chunked(C).repeat_interleave(2, 3), states)
+    return (y.flatten(1, 2)[:, : x.shape[1]] + D * x) * F.silu(z)
+
+
+STEPS = {
+    "cumsum": (lambda *a: ops.mamba2_chunk_cumsum(*a[:2], 32, dt_bias=a[2], dt_softplus=True, dt_limit=(0.1, 0.4)), cumsum_of),
+    "state": (ops.mamba2_chunk_state, state_of),
+    "passing": (lambda *a: ops.mamba2_state_passing(*a[:2], initial_states=a[2], dtype="bfloat16"), passing_of),
+    "products": (
+        lambda *a: ops.mamba2_bmm_chunk(*a, 32),
+        lambda C, B: torch.einsum("bclgn,bcsgn->bcgls", chunked(C), chunked(B)),
+    ),
+    "causal products": (
+        lambda *a: ops.mamba2_bmm_chunk(*a, 32, causal=True),
+        lambda C, B: torch.einsum("bclgn,bcsgn->bcgls", chunked(C), chunked(B)).tril(),
+    ),
+    "scan": (lambda *a: ops.mamba2_chunk_scan(*a[:6], D=a[6], z=a[7]), scan_of),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_gradients_of_each_step(step):
+    x, dt, A, B, C, D, z, dt_bias, states = operands(torch.bfloat16)
+    sums, sizes = ops.mamba2_chunk_cumsum(dt, A, 32, dt_bias=dt_bias, dt_softplus=True)
+    added = ops.mamba2_chunk_state(B, x, sizes, sums)
+    passed, _ = ops.mamba2_state_passing(added, sums[..., -1], initial_states=states, dtype="bfloat16")
+    inputs = {
+        "cumsum": (dt, A, dt_bias),
+        "state": (B, x, sizes, sums),
+        "passing": (added, sums[..., -1], states),
+        "scan": (ops.mamba2_bmm_chunk(C, B, 32), x, sizes, sums, C, passed, D, z),
+    }.get(step, (C, B))
+    arrays = [array.detach().requires_grad_() for array in inputs]
+    exact = [array.requires_grad_() for array in doubled(inputs)]
+    results, wanted = (given if isinstance(given, tuple) else (given,) for given in (STEPS[step][0](*arrays), STEPS[step][1](*exact)))
+    weights = [torch.randn(result.shape) for result in wanted]
+
+    def gradients(results, arrays):
+        return torch.autograd.grad(sum((result * weight.to(result.dtype)).sum() for result, weight in zip(results, weights)), arrays)
+
+    for a, b, of in zip(gradients(results, arrays), gradients(wanted, exact), arrays):
+        assert a.dtype == of.dtype and a.shape == of.shape
+        assert (a.double() - b).norm() <= 1e-2 * b.norm()
+
+
+def test_gradients_of_the_steps_in_a_row_are_those_of_mamba2():
+    inputs = operands(torch.bfloat16)
+    dy = torch.randn(2, 70, 4, 8)
+
+    def in_steps(x, dt, A, B, C, D, z, dt_bias, states):
+        sums, sizes = ops.mamba2_chunk_cumsum(dt, A, 48, dt_bias=dt_bias, dt_softplus=True)
+        added = ops.mamba2_chunk_state(B, x, sizes, sums)
+        passed, final = ops.mamba2_state_passing(added, sums[..., -1], initial_states=states, dtype="bfloat16")
+        y, ungated = ops.mamba2_chunk_scan(
+            ops.mamba2_bmm_chunk(C, B, 48, causal=True), x, sizes, sums, C, passed, D=D, z=z, return_ungated=True
+        )
+        assert not ungated.requires_grad
+        return y, final
+
+    def fused(x, dt, A, B, C, D, z, dt_bias, states):
+        given = {"D": D, "z": z, "dt_bias": dt_bias, "dt_softplus": True, "initial_states": states}
+        return ops.mamba2(x, dt, A, B, C, **given, return_final_states=True)
+
+    def by_mamba_ssm(x, dt, A, B, C, D, z, dt_bias, states):
+        sums, sizes = mamba_ssm._chunk_cumsum_fwd(dt, A, 48, dt_bias=dt_bias, dt_softplus=True)
+        added = mamba_ssm._chunk_state_fwd(B, x, sizes, sums)
+        passed, final = mamba_ssm._state_passing_fwd(added.flatten(3), sums[..., -1], states.flatten(2), out_dtype=C.dtype)
+        cb = mamba_ssm._bmm_chunk_fwd(C, B, 48, causal=True, output_dtype=torch.float32)
+        return mamba_ssm._chunk_scan_fwd(cb, x, sizes, sums, C, passed.unflatten(3, (8, 16)), D, z)[0], final.view(states.shape)
+
+    def gradients(function, arrays):
+        arrays = [array.detach().requires_grad_() for array in arrays]
+        y, final = function(*arrays)
+        return torch.autograd.grad((y * dy.to(y.dtype)).sum() + final.square().sum() / 8, arrays)
+
+    exact = gradients(recurrence, doubled(inputs))
+    for function in (in_steps, by_mamba_ssm):
+        for a, b in zip(gradients(function, inputs), exact):
+            assert (a.double() - b).norm() <= 1e-2 * b.norm()
+    # ops.mamba2() sums A's and dt_bias' gradients from gradients that were rounded, so these are farther off.
+    in_one = gradients(fused, inputs)
+    for n, (a, b) in enumerate(zip(gradients(in_steps, inputs), in_one)):
+        assert (a.double() - b.double()).norm() <= (2e-1 if n in (2, 7) else 2e-2) * b.double().norm()
+
+
+def test_gradients_of_the_steps_compiled():
+    torch._dynamo.reset()
+    x, dt, A, B, C, D, z, dt_bias, states = operands(torch.bfloat16)
+    arrays = [array.requires_grad_() for array in (B, x)]
+    sums, sizes = ops.mamba2_chunk_cumsum(dt, A, 32, dt_bias=dt_bias, dt_softplus=True)
+    function = lambda *a: ops.mamba2_chunk_state(*a, sizes, sums).square().sum()  # noqa: E731
+    wanted = torch.autograd.grad(function(*arrays), arrays)
+    got = torch.autograd.grad(torch.compile(function, fullgraph=True, backend="aot_eager")(*arrays), arrays)
+    for a, b in zip(got, wanted):
+        assert torch.equal(a, b)
+
+
 def test_the_five_steps_have_mamba_ssms_dtypes():
     x, dt, A, B, C, D, *_ = operands(torch.bfloat16)
     sums, sizes = mamba_ssm._chunk_cumsum_fwd(dt, A.bfloat16(), 64)

@@ -208,6 +208,22 @@ def cases():
     yield "mamba2_chunk_scan", lambda *a: ops.mamba2_chunk_scan(*a), scanned
     gated = lambda *a: ops.mamba2_chunk_scan(*a[:6], D=a[6], z=a[7], return_ungated=True)  # noqa: E731
     yield "mamba2_chunk_scan-gated", gated, (*scanned, skip, half(2, 20, 4, 8))
+    yield (
+        "mamba2_chunk_cumsum_backward",
+        lambda d, a, s, t, b: ops.mamba2_chunk_cumsum_backward(d, a, s, t, dt_bias=b, dt_softplus=True),
+        (half(2, 20, 4), -torch.rand(4), sums, sizes, bias),
+    )
+    yield (
+        "mamba2_chunk_state_backward",
+        lambda *a: ops.mamba2_chunk_state_backward(*a),
+        (in_chunks[1], in_chunks[0], sizes, sums, in_chunks[3]),
+    )
+    passing = lambda s, d, e, f: ops.mamba2_state_passing_backward(s, d, e, d_final_states=f)  # noqa: E731
+    yield "mamba2_state_passing_backward", passing, (in_chunks[4], sums[..., -1], in_chunks[3], of_scan)
+    products = lambda c, b, d: ops.mamba2_bmm_chunk_backward(c, b, d, causal=True)  # noqa: E731
+    yield "mamba2_bmm_chunk_backward", products, (*in_chunks[1:3], scanned[0])
+    gated = lambda *a: ops.mamba2_chunk_scan_backward(*a[:7], D=a[7], z=a[8], ungated=a[9])  # noqa: E731
+    yield "mamba2_chunk_scan_backward", gated, (*scanned, half(2, 20, 4, 8), skip, half(2, 20, 4, 8), half(2, 20, 4, 8))
     yield "moe_dispatch_fp8", lambda a, p: ops.moe_dispatch_fp8(a, p), (normal(3, 256), places)
     yield "cast_fp8_swiglu", lambda a, b: ops.cast_fp8_swiglu(a, b), (normal(3, 300), normal(3, 300))
     yield "cast_fp8", lambda a: ops.cast_fp8(a, powers_of_two=True), (normal(3, 300),)

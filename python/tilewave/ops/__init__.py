@@ -13,7 +13,18 @@ from .elements import add, cast, embedding, gelu_erf, gelu_tanh, mul, silu, swig
 from .indexer import indexer_scores, indexer_scores_paged
 from .linear_attention import linear_attention, linear_attention_backward, linear_attention_step
 from .mamba2 import mamba2, mamba2_backward, mamba2_step
-from .mamba2_chunks import mamba2_bmm_chunk, mamba2_chunk_cumsum, mamba2_chunk_scan, mamba2_chunk_state, mamba2_state_passing
+from .mamba2_chunks import (
+    mamba2_bmm_chunk,
+    mamba2_bmm_chunk_backward,
+    mamba2_chunk_cumsum,
+    mamba2_chunk_cumsum_backward,
+    mamba2_chunk_scan,
+    mamba2_chunk_scan_backward,
+    mamba2_chunk_state,
+    mamba2_chunk_state_backward,
+    mamba2_state_passing,
+    mamba2_state_passing_backward,
+)
 from .mla import mla_append, mla_decode, mla_sparse, mla_sparse_backward
 from .moe import fused_moe, moe_combine, moe_dispatch, moe_dispatch_fp8, moe_experts, moe_permutation, moe_route
 from .nsa import nsa_combine, nsa_compressed, nsa_compressed_backward, nsa_select, nsa_selected, nsa_selected_backward
@@ -98,10 +109,15 @@ __all__ = [
     "mamba2",
     "mamba2_backward",
     "mamba2_bmm_chunk",
+    "mamba2_bmm_chunk_backward",
     "mamba2_chunk_cumsum",
+    "mamba2_chunk_cumsum_backward",
     "mamba2_chunk_scan",
+    "mamba2_chunk_scan_backward",
     "mamba2_chunk_state",
+    "mamba2_chunk_state_backward",
     "mamba2_state_passing",
+    "mamba2_state_passing_backward",
     "mamba2_step",
     "mla_append",
     "mla_decode",
