@@ -443,6 +443,69 @@ std::vector<Operation> all_operations() {
         {"z", of_long, half},
         {"ungated", of_long, half, true}},
        [](const Operands& t) { mamba2_chunk_scan(t[0], t[1], t[2], t[3], t[4], t[5], t[6], {.d = &t[7], .z = &t[8], .ungated = &t[9]}); }});
+  all.push_back({"mamba2_chunk_cumsum_backward",
+                 {{"dt", {2, 20, 2}},
+                  {"A", of_heads},
+                  {"d_dA_cumsum", of_chunks},
+                  {"d_dt_out", of_chunks},
+                  {"d_dt", {2, 20, 2}, kF32, true},
+                  {"dt_bias", of_heads},
+                  {"seq_idx", {2, 20}, kI32},
+                  {"dA", of_heads, kF32, true},
+                  {"d_dt_bias", of_heads, kF32, true}},
+                 [](const Operands& t) {
+                   mamba2_chunk_cumsum_backward(t[0], t[1], t[2], t[3], t[4],
+                                                {.dt_bias = &t[5], .seq_idx = &t[6], .da = &t[7], .d_dt_bias = &t[8]});
+                 }});
+  all.push_back({"mamba2_chunk_state_backward",
+                 {{"B", of_long_keys, half},
+                  {"x", of_long, half},
+                  {"dt", of_chunks},
+                  {"dA_cumsum", of_chunks},
+                  {"d_states", of_chunk_states},
+                  {"dB", of_long_keys, half, true},
+                  {"dx", of_long, half, true},
+                  {"d_dt", of_chunks, kF32, true},
+                  {"d_dA_cumsum", of_chunks, kF32, true}},
+                 [](const Operands& t) { mamba2_chunk_state_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]); }});
+  all.push_back({"mamba2_state_passing_backward",
+                 {{"passed", of_chunk_states, half},
+                  {"dA_chunk_cumsum", {2, 2, 2}},
+                  {"d_passed", of_chunk_states},
+                  {"d_states", of_chunk_states, kF32, true},
+                  {"d_dA_chunk_cumsum", {2, 2, 2}, kF32, true},
+                  {"d_initial_states", {2, 2, 5, 4}, kF32, true}},
+                 [](const Operands& t) { mamba2_state_passing_backward(t[0], t[1], t[2], t[3], t[4], {.d_initial_states = &t[5]}); }});
+  all.push_back({"mamba2_bmm_chunk_backward",
+                 {{"C", of_long_keys, half},
+                  {"B", of_long_keys, half},
+                  {"d_CB", of_products},
+                  {"dC", of_long_keys, half, true},
+                  {"dB", of_long_keys, half, true}},
+                 [](const Operands& t) { mamba2_bmm_chunk_backward(t[0], t[1], t[2], t[3], t[4]); }});
+  all.push_back({"mamba2_chunk_scan_backward",
+                 {{"CB", of_products},
+                  {"x", of_long, half},
+                  {"dt", of_chunks},
+                  {"dA_cumsum", of_chunks},
+                  {"C", of_long_keys, half},
+                  {"states", of_chunk_states, half},
+                  {"dy", of_long, half},
+                  {"d_CB", of_products, kF32, true},
+                  {"dx", of_long, half, true},
+                  {"d_dt", of_chunks, kF32, true},
+                  {"d_dA_cumsum", of_chunks, kF32, true},
+                  {"dC", of_long_keys, half, true},
+                  {"d_states", of_chunk_states, kF32, true},
+                  {"D", of_heads},
+                  {"z", of_long, half},
+                  {"ungated", of_long, half},
+                  {"dD", of_heads, kF32, true},
+                  {"dz", of_long, half, true}},
+                 [](const Operands& t) {
+                   mamba2_chunk_scan_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9], t[10], t[11], t[12],
+                                              {.d = &t[13], .z = &t[14], .ungated = &t[15], .dd = &t[16], .dz = &t[17]});
+                 }});
   all.push_back({"cast_fp8", {{"x", {3, 128}}, {"y", {3, 128}, kFp8, true}, {"scales", {3, 1}, kF32, true}}, [](const Operands& t) {
                    cast_fp8(t[0], t[1], t[2]);
                  }});

@@ -663,6 +663,46 @@ Case mamba2_chunks_case(std::int64_t seqlen, std::int64_t heads, std::int64_t ch
           }};
 }
 
+/// The gradients of the five steps, one after the other. Which of x's shape is compared: of chunk_scan, chunk_state; or of C's: of
+/// bmm_chunk, chunk_scan, chunk_state.
+Case mamba2_chunk_gradients_case(std::int64_t seqlen, std::int64_t heads, std::int64_t chunk_size, DType dtype, int gradient) {
+  constexpr std::int64_t kDim = 64, kState = 128;
+  const Shape of_x{2, seqlen, heads, kDim}, of_keys{2, seqlen, 2, kState};
+  const std::int64_t chunks = ceil_div(seqlen, chunk_size);
+  const Shape of_steps{2, heads, chunks, chunk_size}, of_states{2, chunks, heads, kDim, kState};
+  std::vector<float> rates(static_cast<std::size_t>(heads));
+  for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
+  const auto in = std::make_shared<Inputs>(
+      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1),
+                          Tensor::random(of_keys, dtype, seed() + 2), Tensor::random(of_keys, dtype, seed() + 3),
+                          Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
+  return {tw::format("gradient {} of mamba2 in five steps, {} steps, {} heads, chunks of {}, {}", gradient, seqlen, heads, chunk_size,
+                     name_of(dtype)),
+          gradient < 2 ? of_x : of_keys, dtype, [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const auto room = [&](const Shape& shape, DType type) { return Tensor::poisoned(shape, type, stream); };
+            const auto f32 = [&](const Shape& shape) { return room(shape, DType::f32); };
+            const auto or_room = [&](int which, const Tensor& like) { return which == gradient ? out : room(like.shape(), dtype); };
+            const Tensor sums = f32(of_steps), sizes = f32(of_steps), added = f32(of_states), states = room(of_states, dtype);
+            const Tensor cb = f32({2, chunks, 2, chunk_size, chunk_size}), ungated = room(of_x, dtype), y = room(of_x, dtype);
+            const Tensor decays = sums.select(3, static_cast<int>(chunk_size) - 1);
+            mamba2_chunk_cumsum(t[1], t[5], sums, sizes, {.dt_softplus = true, .stream = stream});
+            mamba2_chunk_state(t[2], t[0], sizes, sums, added, stream);
+            mamba2_state_passing(added, decays, states, {.stream = stream});
+            mamba2_bmm_chunk(t[3], t[2], cb, {.causal = true, .stream = stream});
+            mamba2_chunk_scan(cb, t[0], sizes, sums, t[3], states, y, {.z = &t[4], .ungated = &ungated, .stream = stream});
+            const Tensor d_cb = f32(cb.shape()), d_sizes = f32(of_steps), d_sums = f32(of_steps), d_states = f32(of_states);
+            const Tensor d_added = f32(of_states), d_decays = f32({2, heads, chunks}), dz = room(of_x, dtype), da = f32({heads});
+            const Tensor d_dt = room(t[1].shape(), dtype);
+            mamba2_chunk_scan_backward(cb, t[0], sizes, sums, t[3], states, t[4], d_cb, or_room(0, t[0]), d_sizes, d_sums, or_room(3, t[3]),
+                                       d_states, {.z = &t[4], .ungated = &ungated, .dz = &dz, .stream = stream});
+            mamba2_bmm_chunk_backward(t[3], t[2], d_cb, or_room(2, t[3]), room(of_keys, dtype), {.causal = true, .stream = stream});
+            mamba2_state_passing_backward(states, decays, d_states, d_added, d_decays, {.stream = stream});
+            mamba2_chunk_state_backward(t[2], t[0], sizes, sums, d_added, or_room(4, t[2]), or_room(1, t[0]), d_sizes, d_sums, stream);
+            mamba2_chunk_cumsum_backward(t[1], t[5], d_sums, d_sizes, d_dt, {.dt_softplus = true, .da = &da, .stream = stream});
+          }};
+}
+
 TEST(Repetition, cuda_Mamba2) {
   skip_without_cuda();
   std::vector<Case> cases;
@@ -672,6 +712,8 @@ TEST(Repetition, cuda_Mamba2) {
   for (const DType states : {DType::f32, DType::bf16}) cases.push_back(mamba2_step_case(8, 64, states));
   cases.push_back(mamba2_chunks_case(600, 8, 256, DType::bf16));
   cases.push_back(mamba2_chunks_case(190, 4, 64, DType::f16));
+  for (const int gradient : {0, 1, 2, 3, 4}) cases.push_back(mamba2_chunk_gradients_case(600, 8, 256, DType::bf16, gradient));
+  cases.push_back(mamba2_chunk_gradients_case(190, 4, 64, DType::f16, 1));
   expect_all_repeatable(cases);
 }
 

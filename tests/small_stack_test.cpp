@@ -208,6 +208,22 @@ std::vector<StackCase> stack_cases() {
              mamba2_bmm_chunk(steps, steps, cb);
              mamba2_chunk_scan(cb, steps, of_steps, sums, steps, states, y, {.d = &rates, .z = &steps});
            }});
+      all.push_back({"the gradients of mamba2 in five steps", steps.shape(), dtype, [=](const Tensor& dx) {
+                       const Shape of_steps{1, 2, 1, 256}, of_states{1, 1, 2, 200, 200}, of_products{1, 1, 2, 256, 256};
+                       const Tensor given = random_values(of_steps, DType::f32), states = random_values(of_states, dtype);
+                       const Tensor d_states = random_values(of_states, DType::f32), cb = random_values(of_products, DType::f32);
+                       const Tensor d_steps = Tensor::empty(of_steps, DType::f32), d_sums = Tensor::empty(of_steps, DType::f32);
+                       const Tensor d_added = Tensor::empty(of_states, DType::f32), d_cb = Tensor::empty(of_products, DType::f32);
+                       const Tensor d_decays = Tensor::empty({1, 2, 1}, DType::f32), da = Tensor::empty({2}, DType::f32);
+                       const Tensor db = Tensor::empty(steps.shape(), dtype), dc = Tensor::empty(steps.shape(), dtype);
+                       const Tensor dz = Tensor::empty(steps.shape(), dtype), d_sizes = Tensor::empty(sizes.shape(), sizes.dtype());
+                       mamba2_chunk_scan_backward(cb, steps, given, given, steps, states, steps, d_cb, dx, d_steps, d_sums, dc, d_added,
+                                                  {.d = &rates, .z = &steps, .ungated = &steps, .dd = &da, .dz = &dz});
+                       mamba2_bmm_chunk_backward(steps, steps, cb, dc, db);
+                       mamba2_state_passing_backward(states, given.select(3, 255), d_states, d_added, d_decays);
+                       mamba2_chunk_state_backward(steps, steps, given, given, d_states, db, dx, d_steps, d_sums);
+                       mamba2_chunk_cumsum_backward(sizes, rates, given, given, d_sizes, {.dt_softplus = true, .da = &da});
+                     }});
     }
     const Tensor heads = random_values({1, 30, 20, 128}, dtype), angles = random_values({30, 64}, dtype);
     all.push_back({"rope", heads.shape(), dtype, [=](const Tensor& y) { rope(heads, angles, angles, y); }});

@@ -26,6 +26,7 @@ using ProductGradientsOfB = ProductGradients<T, true>;
 
 using StepsOfAdded = AddedStepGradients<kCumsumHeads, kLargestChunk>;
 using StepsOfScan = ScanStepGradients<kCumsumHeads, kLargestChunk>;
+static_assert(StepsOfScan::kTile == ScoreGradients<f16>::M && StepsOfScan::kTile == ScoreGradients<f16>::N);
 
 /// A number for each step in each of `count` parts: f32 [part * batch, head, chunk, step].
 Tensor step_parts(const Tensor& sums, int count, const Stream& stream) {

@@ -159,8 +159,8 @@ def mamba2_chunk_scan(
     """y, and with `return_ungated` the outputs before the gate.
 
     CB: mamba2_bmm_chunk()'s, which is not used above the diagonal. dt and dA_cumsum: mamba2_chunk_cumsum()'s. states: the state before each
-    chunk, of x's dtype. D: f32 [nheads] or [nheads, headdim]; None is 0. z: the gate; None is none. PyTorch
-    does not differentiate the outputs before the gate.
+    chunk, of x's dtype. D: f32 [nheads] or [nheads, headdim]; None is 0. z: the gate; None is none. PyTorch does not
+    differentiate the outputs before the gate.
     """
     if _dispatch.through_operator(CB, x, dt, dA_cumsum, C, states, D, z):
         y, ungated = _dispatch.compiled_ops().mamba2_chunk_scan(CB, x, dt, dA_cumsum, C, states, D, z, return_ungated)
