@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "kernels/mamba2/chunk_output_gradients.tile.hpp"
 #include "kernels/mamba2/chunks.hpp"
 #include "tests/support.hpp"
 #include "tilewave/launch.hpp"
@@ -42,6 +43,18 @@ std::vector<KernelSpec> specs(bool vectorized) {
           make_spec(kernel_info<StatePassing<float, kPassedElements>>, vectorized, vectorized),
           make_spec(kernel_info<ChunkProducts<bf16>>, vectorized, vectorized),
           make_spec(kernel_info<ChunkScan<f16>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkCumsumGradients<bf16, kCumsumHeads, kLargestChunk>>, vectorized, vectorized),
+          make_spec(kernel_info<StatePassingGradients<bf16, kPassedElements>>, vectorized, vectorized),
+          make_spec(kernel_info<AddedInputGradients<bf16>>, vectorized, vectorized),
+          make_spec(kernel_info<KeyGradients<bf16, UntilEnd>>, vectorized, vectorized),
+          make_spec(kernel_info<KeyGradients<f16, FromStart>>, vectorized, vectorized),
+          make_spec(kernel_info<AddedStepGradients<kCumsumHeads, kLargestChunk>>, vectorized, vectorized),
+          make_spec(kernel_info<ChunkState<bf16, FromStart>>, vectorized, vectorized),
+          make_spec(kernel_info<ProductGradients<bf16, false>>, vectorized, vectorized),
+          make_spec(kernel_info<ProductGradients<f16, true>>, vectorized, vectorized),
+          make_spec(kernel_info<ScoreGradients<bf16>>, vectorized, vectorized),
+          make_spec(kernel_info<ScanInputGradients<f16>>, vectorized, vectorized),
+          make_spec(kernel_info<ScanStepGradients<kCumsumHeads, kLargestChunk>>, vectorized, vectorized),
           make_spec(kernel_info<SumOfRuns>, vectorized, vectorized)};
 }
 
