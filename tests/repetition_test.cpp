@@ -592,6 +592,14 @@ TEST(Repetition, cuda_LinearAttention) {
   expect_all_repeatable(cases);
 }
 
+/// Random numbers of an eighth of the usual size: of sums over all steps and states they make results about as large as values. The CPU's
+/// operands are rounded to the dtype as the GPU's are, but one that lies between two numbers may become the other.
+Tensor small(const Shape& shape, DType dtype, std::uint64_t which) {
+  const Tensor values = Tensor::random(shape, DType::f32, seed() + which);
+  for (float& v : std::span(values.data<float>(), static_cast<std::size_t>(values.numel()))) v /= 8;
+  return values.to(dtype);
+}
+
 /// Mamba-2: its outputs, or the gradient of x, dt, B, C or z.
 Case mamba2_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, DType dtype, int gradient) {
   constexpr std::int64_t kState = 128;
@@ -599,15 +607,9 @@ Case mamba2_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim, DTyp
   const std::vector<Shape> shapes{of_x, of_steps, of_keys, of_keys, of_x};
   std::vector<float> rates(static_cast<std::size_t>(heads));
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
-  // Sums over all steps and states: factors make results about as large as values.
-  const auto small = [&](const Shape& shape, std::uint64_t which) {
-    const Tensor values = Tensor::random(shape, DType::f32, seed() + which);
-    for (float& v : std::span(values.data<float>(), static_cast<std::size_t>(values.numel()))) v /= 8;
-    return values.to(dtype);
-  };
-  const auto in = std::make_shared<Inputs>(
-      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random(of_steps, dtype, seed() + 1), small(of_keys, 2),
-                          small(of_keys, 3), Tensor::random(of_x, dtype, seed() + 4), small(of_x, 5), Tensor::from<float>(rates, {heads})});
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random(of_x, dtype, seed()), Tensor::random(of_steps, dtype, seed() + 1), small(of_keys, dtype, 2), small(of_keys, dtype, 3),
+      Tensor::random(of_x, dtype, seed() + 4), small(of_x, dtype, 5), Tensor::from<float>(rates, {heads})});
   return {tw::format("mamba2 of {} steps, {} heads of {}, {}, gradient {}", seqlen, heads, dim, name_of(dtype), gradient),
           gradient < 0 ? of_x : shapes[static_cast<std::size_t>(gradient)], dtype, [=](const Tensor& out, const Stream& stream) {
             const std::vector<Tensor>& t = in->on(stream.device());
@@ -645,10 +647,9 @@ Case mamba2_chunks_case(std::int64_t seqlen, std::int64_t heads, std::int64_t ch
   const Shape of_steps{2, heads, chunks, chunk_size}, of_states{2, chunks, heads, kDim, kState};
   std::vector<float> rates(static_cast<std::size_t>(heads));
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
-  const auto in = std::make_shared<Inputs>(
-      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1),
-                          Tensor::random(of_keys, dtype, seed() + 2), Tensor::random(of_keys, dtype, seed() + 3),
-                          Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1), small(of_keys, dtype, 2),
+      small(of_keys, dtype, 3), Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
   return {tw::format("mamba2 in five steps, {} steps, {} heads, chunks of {}, {}", seqlen, heads, chunk_size, name_of(dtype)), of_x, dtype,
           [=](const Tensor& out, const Stream& stream) {
             const std::vector<Tensor>& t = in->on(stream.device());
@@ -672,10 +673,9 @@ Case mamba2_chunk_gradients_case(std::int64_t seqlen, std::int64_t heads, std::i
   const Shape of_steps{2, heads, chunks, chunk_size}, of_states{2, chunks, heads, kDim, kState};
   std::vector<float> rates(static_cast<std::size_t>(heads));
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = -0.1f * static_cast<float>(i);
-  const auto in = std::make_shared<Inputs>(
-      std::vector<Tensor>{Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1),
-                          Tensor::random(of_keys, dtype, seed() + 2), Tensor::random(of_keys, dtype, seed() + 3),
-                          Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random(of_x, dtype, seed()), Tensor::random({2, seqlen, heads}, dtype, seed() + 1), small(of_keys, dtype, 2),
+      small(of_keys, dtype, 3), Tensor::random(of_x, dtype, seed() + 4), Tensor::from<float>(rates, {heads})});
   return {tw::format("gradient {} of mamba2 in five steps, {} steps, {} heads, chunks of {}, {}", gradient, seqlen, heads, chunk_size,
                      name_of(dtype)),
           gradient < 2 ? of_x : of_keys, dtype, [=](const Tensor& out, const Stream& stream) {

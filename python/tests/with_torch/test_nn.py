@@ -193,7 +193,8 @@ def test_bad_input():
             call()
 
 
-def test_a_model_of_transformers():
+@pytest.mark.parametrize("format, largest", [("int8", 0.02), ("fp8", 0.05)])
+def test_a_model_of_transformers(format, largest):
     """In two lines, and its logits are those of the same model with Linears that have the rounded weights."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -203,14 +204,18 @@ def test_a_model_of_transformers():
     tokens = torch.randint(0, 128, (2, 24))
     with torch.no_grad():
         before = model(tokens).logits
-        names = tilewave.nn.quantize_(model, "fp8")
+        names = tilewave.nn.quantize_(model, format)
         after = model(tokens).logits
         assert len(names) == 14 and "lm_head" not in names
-        assert 0 < (after - before).norm() < 0.05 * before.norm()  # fp8 elements are up to a 16th off
+        assert 0 < (after - before).norm() < largest * before.norm()  # fp8 elements are up to a 16th off
         for name in names:
             quantized = model.get_submodule(name)
             linear = torch.nn.Linear(quantized.in_features, quantized.out_features, bias=False)
             linear.weight.copy_(quantized.dequantized())
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, linear)
-        near(after, model(tokens).logits)
+        wanted = model(tokens).logits
+        if format == "fp8":
+            near(after, wanted)
+        else:  # the CPU rounds activations to 8 bits as well
+            assert (after - wanted).norm() < 0.01 * wanted.norm()
