@@ -187,59 +187,38 @@ inline Groups load_groups(const QuantizedRow& row, int first, __mmask16 present)
 /// short for the processor to see two streams coming.
 constexpr int kAhead = 2048;
 
-/// A row of int4, and the sums of its products with each row of x.
-struct Int4Row {
-  const QuantizedRow& row;
-  float* sums;
-};
-
 /// The same with int4, four blocks of 128 codes at a time, so that their 16 scales are loaded at once. 8 codes are in every 4 bytes, and a
-/// group of 32 in 4 neighbouring sums. scale * zero * (sum of x) is subtracted for every 32 elements. `Count` rows of the weight share
-/// loads of x, which take more time than reading the weight if there is one row of x.
-template <int Rows, int Count>
-void dots_u4_of(const Int4Row (&w)[Count], const RoundedRows& x, int at, int row_bytes) {
-  __m512 sum[Count][Rows];
-  for (auto& of_row : sum)
-    for (auto& s : of_row) s = _mm512_setzero_ps();
+/// group of 32 in 4 neighbouring sums. scale * zero * (sum of x) is subtracted for every 32 elements.
+template <int Rows>
+void dots_u4_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int at, int row_bytes) {
+  __m512 sum[Rows];
+  for (auto& s : sum) s = _mm512_setzero_ps();
   const auto add = [&](int first, int blocks, int bytes) __attribute__((always_inline)) {
     const auto present = static_cast<__mmask16>((1u << bytes / 16) - 1u);
-    __m512 scales[Count][Rows];
-    TILEWAVE_UNROLL(2)
-    for (int n = 0; n < Count; ++n) {
-      const QuantizedRow& row = w[n].row;
-      const Groups groups = load_groups(row, 4 * first, present);
-      _mm_prefetch(row.scales + 4 * first + kAhead / 16, _MM_HINT_T0);
-      const __m512 excess = _mm512_mul_ps(groups.scales, groups.zeros);
-      TILEWAVE_UNROLL(8)
-      for (int r = 0; r < Rows; ++r) {
-        const long place = (static_cast<long>(at + r) * x.blocks + first) * 4;
-        scales[n][r] = _mm512_mul_ps(groups.scales, _mm512_maskz_loadu_ps(present, x.scales + place));
-        sum[n][r] = _mm512_fnmadd_ps(excess, _mm512_maskz_loadu_ps(present, x.sums + place), sum[n][r]);
-      }
+    const Groups groups = load_groups(row, 4 * first, present);
+    _mm_prefetch(row.scales + 4 * first + kAhead / 16, _MM_HINT_T0);
+    const __m512 excess = _mm512_mul_ps(groups.scales, groups.zeros);
+    __m512 scales[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      const long place = (static_cast<long>(at + r) * x.blocks + first) * 4;
+      scales[r] = _mm512_mul_ps(groups.scales, _mm512_maskz_loadu_ps(present, x.scales + place));
+      sum[r] = _mm512_fnmadd_ps(excess, _mm512_maskz_loadu_ps(present, x.sums + place), sum[r]);
     }
     TILEWAVE_UNROLL(4)
     for (int block = 0; block < blocks; ++block) {
+      _mm_prefetch(row.values + static_cast<long>(first + block) * kBlockBytes + kAhead, _MM_HINT_T0);
+      const __m512i codes =
+          _mm512_maskz_loadu_epi8(first_bytes(bytes - block * kBlockBytes), row.values + static_cast<long>(first + block) * kBlockBytes);
+      const __m512i even = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(codes, 4), _mm512_set1_epi8(15));
       const __m512i each =
           _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * block));
-      __m512i even[Count], odd[Count];
-      TILEWAVE_UNROLL(2)
-      for (int n = 0; n < Count; ++n) {
-        const unsigned char* values = w[n].row.values + static_cast<long>(first + block) * kBlockBytes;
-        _mm_prefetch(values + kAhead, _MM_HINT_T0);
-        const __m512i codes = _mm512_maskz_loadu_epi8(first_bytes(bytes - block * kBlockBytes), values);
-        even[n] = _mm512_and_si512(codes, _mm512_set1_epi8(15));
-        odd[n] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), _mm512_set1_epi8(15));
-      }
       TILEWAVE_UNROLL(8)
       for (int r = 0; r < Rows; ++r) {
         const signed char* of_row = x.codes + (static_cast<long>(at + r) * x.blocks + first + block) * kInt4Block;
-        const __m512i x_even = _mm512_loadu_si512(of_row), x_odd = _mm512_loadu_si512(of_row + 64);
-        TILEWAVE_UNROLL(2)
-        for (int n = 0; n < Count; ++n) {
-          const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even[n], x_even);
-          const __m512i both = _mm512_dpbusd_epi32(dot, odd[n], x_odd);
-          sum[n][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_permutexvar_ps(each, scales[n][r]), sum[n][r]);
-        }
+        const __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), even, _mm512_loadu_si512(of_row));
+        const __m512i both = _mm512_dpbusd_epi32(dot, odd, _mm512_loadu_si512(of_row + 64));
+        sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(both), _mm512_permutexvar_ps(each, scales[r]), sum[r]);
       }
     }
   };
@@ -247,8 +226,7 @@ void dots_u4_of(const Int4Row (&w)[Count], const RoundedRows& x, int at, int row
   int first = 0;
   for (; (first + 4) * kBlockBytes <= row_bytes; first += 4) add(first, 4, kTogether);
   if (const int rest = row_bytes % kTogether; rest > 0) add(first, (rest + kBlockBytes - 1) / kBlockBytes, rest);
-  for (int n = 0; n < Count; ++n)
-    for (int r = 0; r < Rows; ++r) w[n].sums[at + r] = _mm512_reduce_add_ps(sum[n][r]);
+  for (int r = 0; r < Rows; ++r) sums[at + r] = _mm512_reduce_add_ps(sum[r]);
 }
 
 /// Calls f<Rows>(at) for `count` rows of x.
@@ -267,19 +245,7 @@ void rounded_dots_i8(float* sums, const QuantizedRow& row, const RoundedRows& x,
 }
 
 void rounded_dots_u4(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
-  in_parts(count, [&]<int Rows>(int at) { dots_u4_of<Rows, 1>({{row, sums}}, x, at, depth / 2); });
-}
-
-void rounded_dots_pair_u4(float* first_sums, const QuantizedRow& first, float* second_sums, const QuantizedRow& second,
-                          const RoundedRows& x, int count, int depth) {
-  in_parts(count, [&]<int Rows>(int at) {
-    if constexpr (Rows > 2) {  // whose sums need all registers
-      dots_u4_of<Rows, 1>({{first, first_sums}}, x, at, depth / 2);
-      dots_u4_of<Rows, 1>({{second, second_sums}}, x, at, depth / 2);
-    } else {
-      dots_u4_of<Rows, 2>({{first, first_sums}, {second, second_sums}}, x, at, depth / 2);
-    }
-  });
+  in_parts(count, [&]<int Rows>(int at) { dots_u4_of<Rows>(sums, row, x, at, depth / 2); });
 }
 
 }  // namespace
@@ -290,7 +256,6 @@ RoundRow avx512_vnni_round_for_u4() { return round_row<kInt4Block>; }
 RoundToI8 avx512_vnni_round_to_i8() { return round_to_i8; }
 RoundedDots avx512_vnni_rounded_dots_i8() { return rounded_dots_i8; }
 RoundedDots avx512_vnni_rounded_dots_u4() { return rounded_dots_u4; }
-RoundedDotsOfPair avx512_vnni_rounded_dots_pair_u4() { return rounded_dots_pair_u4; }
 
 }  // namespace tw::cpu
 
@@ -304,7 +269,6 @@ RoundRow avx512_vnni_round_for_u4() { return nullptr; }
 RoundToI8 avx512_vnni_round_to_i8() { return nullptr; }
 RoundedDots avx512_vnni_rounded_dots_i8() { return nullptr; }
 RoundedDots avx512_vnni_rounded_dots_u4() { return nullptr; }
-RoundedDotsOfPair avx512_vnni_rounded_dots_pair_u4() { return nullptr; }
 
 }  // namespace tw::cpu
 

@@ -19,7 +19,6 @@ const QuantizedLibrary* avx512_quantized_library();
 Mma<int, signed char> avx512_vnni_mma();
 RoundedDots avx512_vnni_rounded_dots_i8();
 RoundedDots avx512_vnni_rounded_dots_u4();
-RoundedDotsOfPair avx512_vnni_rounded_dots_pair_u4();
 RoundRow avx512_vnni_round_for_i8();
 RoundRow avx512_vnni_round_for_u4();
 RoundToI8 avx512_vnni_round_to_i8();

@@ -136,7 +136,6 @@ const QuantizedLibrary& quantized_library() {
       result.round_to_i8 = avx512_vnni_round_to_i8();
       result.rounded_dots_i8 = avx512_vnni_rounded_dots_i8();
       result.rounded_dots_u4 = avx512_vnni_rounded_dots_u4();
-      result.rounded_dots_pair_u4 = avx512_vnni_rounded_dots_pair_u4();
     }
     return result;
   }();

@@ -44,11 +44,6 @@ using RoundRow = void (*)(const RoundedRows& to, int at, const float* x, int dep
 /// QuantizedDots with rows of RoundedRows, whose products are exact integers.
 using RoundedDots = void (*)(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth);
 
-/// RoundedDots of two rows of the weight, with the same results, faster where loads of x are what takes the time. Rows far enough apart are
-/// two streams for the processor's prefetcher.
-using RoundedDotsOfPair = void (*)(float* first_sums, const QuantizedRow& first, float* second_sums, const QuantizedRow& second,
-                                   const RoundedRows& x, int count, int depth);
-
 /// Rounds a row of activations with one scale, a / 127 with its largest magnitude a, for a product with the library's mma_i8: codes[k] =
 /// x[k] / scale to the nearest, for k < depth. Returns the scale: NaN if an element is not finite, whatever the codes are then.
 using RoundToI8 = float (*)(signed char* codes, const float* x, int depth);
@@ -70,7 +65,6 @@ struct QuantizedLibrary {
   RoundToI8 round_to_i8;
   RoundedDots rounded_dots_i8;
   RoundedDots rounded_dots_u4;
-  RoundedDotsOfPair rounded_dots_pair_u4;
 };
 
 /// For the set that library() chose.

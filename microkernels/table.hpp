@@ -46,8 +46,7 @@ constexpr QuantizedLibrary kQuantizedLibrary{.dequantize_i8 = dequantize_i8,
                                              .round_for_u4 = nullptr,
                                              .round_to_i8 = nullptr,
                                              .rounded_dots_i8 = nullptr,
-                                             .rounded_dots_u4 = nullptr,
-                                             .rounded_dots_pair_u4 = nullptr};
+                                             .rounded_dots_u4 = nullptr};
 
 }  // namespace
 }  // namespace tw::cpu

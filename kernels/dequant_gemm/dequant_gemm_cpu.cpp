@@ -30,16 +30,14 @@ struct Functions {
   cpu::QuantizedDots dots;
   cpu::RoundRow round;  ///< or null
   cpu::RoundedDots rounded_dots;
-  cpu::RoundedDotsOfPair rounded_dots_pair;  ///< or null
-  int block;                                 ///< elements of a block of RoundedRows
+  int block;  ///< elements of a block of RoundedRows
 };
 Functions functions_of(WeightFormat format) {
   const cpu::QuantizedLibrary& l = cpu::quantized_library();
-  if (format == WeightFormat::int8) return {l.dequantize_i8, l.dots_i8, l.round_for_i8, l.rounded_dots_i8, nullptr, cpu::kInt8Block};
-  if (format == WeightFormat::int4)
-    return {l.dequantize_u4, l.dots_u4, l.round_for_u4, l.rounded_dots_u4, l.rounded_dots_pair_u4, cpu::kInt4Block};
-  if (format == WeightFormat::fp8) return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, nullptr, 0};
-  return {l.dequantize_numbers, l.dots_numbers, nullptr, nullptr, nullptr, 0};
+  if (format == WeightFormat::int8) return {l.dequantize_i8, l.dots_i8, l.round_for_i8, l.rounded_dots_i8, cpu::kInt8Block};
+  if (format == WeightFormat::int4) return {l.dequantize_u4, l.dots_u4, l.round_for_u4, l.rounded_dots_u4, cpu::kInt4Block};
+  if (format == WeightFormat::fp8) return {l.dequantize_e4m3, l.dots_e4m3, nullptr, nullptr, 0};
+  return {l.dequantize_numbers, l.dots_numbers, nullptr, nullptr, 0};
 }
 
 /// f32 to a row of a tensor.
@@ -105,13 +103,7 @@ void run_few_rows(const Call& call) {
   detail::parallel_for(static_cast<long>((n + together - 1) / together), [&](long block) {
     const std::int64_t first = block * together, end = std::min(n, first + together);
     float sums[kMostTogether * kFewRows];
-    // Row by row of both halves: neighbouring rows would be one stream with gaps.
-    const std::int64_t half = functions.rounded_dots_pair != nullptr ? (end - first) / 2 : 0;
-    for (std::int64_t i = first; i < first + half; ++i) {
-      float* of_row = sums + (i - first) * m;
-      functions.rounded_dots_pair(of_row, row_of(call.weight, i), of_row + half * m, row_of(call.weight, i + half), x.rounded(), m, k);
-    }
-    for (std::int64_t i = first + 2 * half; i < end; ++i) {
+    for (std::int64_t i = first; i < end; ++i) {
       const cpu::QuantizedRow row = row_of(call.weight, i);
       float* of_row = sums + (i - first) * m;
       if (functions.round != nullptr)
