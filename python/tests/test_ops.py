@@ -1563,11 +1563,12 @@ def test_gradients_of_mamba2_in_five_steps(random):
     assert ops.mamba2_chunk_cumsum_backward(dt, A, d_sums, d_sizes)[2] is None
 
     got = (dx + dx_of_state, d_dt, dA, dB + products[1], dC + products[0], dD, dz, d_bias, d_initial)
-    options = {"D": D, "z": z, "initial_states": initial, "d_final_states": initial, **given}
+    options = {"D": D, "initial_states": initial, "d_final_states": initial, **given}
     names = ("dx", "d_dt", "dA", "dB", "dC", "dD", "dz", "d_dt_bias", "d_initial_states")
-    for name, a, b in zip(names, got, ops.mamba2_backward(x, dt, A, B, C, dy, **options)):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(exact(a), exact(b), rtol=0, atol=1e-2 * np.abs(exact(b)).max(), err_msg=name)
+    in_f32 = (array.astype(np.float32) for array in (x, dt, A, B, C, dy))  # in f16 the other form's own error is larger
+    for name, a, b in zip(names, got, ops.mamba2_backward(*in_f32, **options, z=z.astype(np.float32))):
+        assert a.shape == b.shape and a.dtype == (np.float16 if name in ("dx", "d_dt", "dB", "dC", "dz") else np.float32)
+        np.testing.assert_allclose(exact(a), b, rtol=0, atol=1e-2 * max(np.abs(b).max(), 1), err_msg=name)
 
     for message, call in (
         (r"d_states has 4 dimensions", lambda: ops.mamba2_chunk_state_backward(B, x, sizes, sums, d_added[0])),
