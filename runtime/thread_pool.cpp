@@ -14,8 +14,8 @@
 namespace tw {
 namespace {
 
-// A worker without work polls this often before it sleeps, for some tens of microseconds: the launches of one model step follow each other
-// faster than the system wakes a thread.
+// A thread that waits polls this often before it sleeps, for some tens of microseconds: the launches of one model step follow each other
+// faster than the system wakes a thread, and their threads end within microseconds of each other.
 constexpr int kSpins = 2000;
 constexpr int kMaxThreads = 1024;
 
@@ -85,8 +85,8 @@ struct ThreadPool::Job {
   long count;
   void (*body)(void* context, long index);
   void* context;
-  int places;       // workers that may still join; under the pool's mutex
-  int workers = 0;  // workers that are in; under the pool's mutex
+  int places;                    // workers that may still join; under the pool's mutex
+  std::atomic<int> workers = 0;  // workers that are in; changed under the pool's mutex
   std::atomic<long> next = 0;
   std::mutex failure_mutex;
   std::exception_ptr failure;
@@ -122,6 +122,12 @@ ThreadPool::Job* ThreadPool::open_job() {
   return nullptr;
 }
 
+/// Lets no more workers join, with the mutex held.
+void ThreadPool::close(Job& job) {
+  if (job.places > 0) open_jobs_.fetch_sub(1, std::memory_order_relaxed);
+  job.places = 0;
+}
+
 void ThreadPool::work() {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -129,20 +135,19 @@ void ThreadPool::work() {
     if (job == nullptr) {
       if (stopping_) return;
       lock.unlock();
-      for (int i = 0; i < kSpins && job_count_.load(std::memory_order_relaxed) == 0; ++i) pause();
+      for (int i = 0; i < kSpins && open_jobs_.load(std::memory_order_relaxed) == 0; ++i) pause();
       lock.lock();
       if (open_job() == nullptr && !stopping_) wake_.wait(lock, [this] { return stopping_ || open_job() != nullptr; });
       continue;
     }
-    --job->places;
+    if (--job->places == 0) open_jobs_.fetch_sub(1, std::memory_order_relaxed);
     ++job->workers;
     lock.unlock();
     do_indices(*job);
     lock.lock();
-    // No index is left, so no other worker has to join. The job is on its caller's stack and may be gone once `workers` is 0 and the lock
-    // is free.
-    job->places = 0;
-    if (--job->workers == 0) finished_.notify_all();
+    // No index is left, so no other worker has to join. The job is on its caller's stack and may be gone once `workers` is 0.
+    close(*job);
+    if (job->workers.fetch_sub(1, std::memory_order_release) == 1) finished_.notify_all();
   }
 }
 
@@ -181,7 +186,7 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
                              kCallerStack >> 10));
     }
     jobs_.push_back(&job);
-    job_count_.fetch_add(1, std::memory_order_relaxed);
+    open_jobs_.fetch_add(1, std::memory_order_relaxed);
   }
   if (helpers == 1) {
     wake_.notify_one();
@@ -194,9 +199,15 @@ void ThreadPool::run(long count, int threads, void (*body)(void* context, long i
   // If the caller does not work, the workers may not have started yet.
   if (!works) finished_.wait(lock, [&] { return job.workers == 0 && job.next.load() >= job.count; });
   jobs_.remove(&job);
-  job_count_.fetch_sub(1, std::memory_order_relaxed);
-  finished_.wait(lock, [&] { return job.workers == 0; });
+  close(job);
   lock.unlock();
+  const auto finished = [&] { return job.workers.load(std::memory_order_acquire) == 0; };
+  for (int i = 0; i < kSpins && !finished(); ++i) pause();
+  if (!finished()) {
+    lock.lock();
+    finished_.wait(lock, finished);
+    lock.unlock();
+  }
   if (job.failure) std::rethrow_exception(job.failure);
 }
 

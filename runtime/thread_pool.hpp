@@ -31,13 +31,14 @@ class ThreadPool {
   void start_workers(int wanted);
   void work();
   Job* open_job();
+  void close(Job& job);
   static void do_indices(Job& job);
 
   std::mutex mutex_;
   std::condition_variable wake_;      // a job was added
   std::condition_variable finished_;  // a worker left a job
   std::list<Job*> jobs_;              // with indices left, oldest first
-  std::atomic<int> job_count_ = 0;    // their number, read by spinning workers without the lock
+  std::atomic<int> open_jobs_ = 0;    // how many of them a worker may join, read by spinning workers without the lock
   std::vector<pthread_t> workers_;    // not std::thread, which cannot set the stack size
   bool stopping_ = false;
 };
