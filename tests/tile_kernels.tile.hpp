@@ -610,6 +610,101 @@ struct Careless {
   };
 };
 
+enum class SoloSlip {
+  none,
+  unjoined,        ///< a solo begins before the last one was joined
+  same_warpgroup,  ///< one warpgroup plays twice
+  unplayed,        ///< nobody has played what is joined
+  read_by_both     ///< both warpgroups multiply what the first of them stores next
+};
+
+/// O = sum over blocks n of 64 keys of relu(Q K_n^T) V_n, and the sums of relu(Q K_n^T) over all keys. Two warpgroups play solos: each
+/// makes the weights of every second block, and both multiply all weights with their half of V's columns.
+template <SoloSlip slip>
+struct Solos {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 128, warpgroups = 2;
+    using Schedule = Banded<1>;
+    using Q = Shared<Target, bf16, 64, 64>;
+    using V = Shared<Target, bf16, 64, 128, Contract::rows>;
+    using Weights = SoloFragment<Target, float, 64, 64, warpgroups>;
+    struct Params {
+      Global<Target, const bf16, Q> q, k;
+      Global<Target, const bf16, V> v;
+      Global<Target, float> o;
+      Pointer<Target, float> sums;  ///< [batch, 64]
+    };
+    struct Slot {
+      Q k;
+      V v;
+    };
+    struct Memory {
+      Ring<Target, Q, 1> q;
+      Ring<Target, Slot, 2> keys;
+      Buffer<Target, bf16, 64, 64> weights;
+      RowExchange<Target, float, Weights> exchange;
+      explicit constexpr Memory(auto& block) : q(block), keys(block), weights(block), exchange(block) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 128, warpgroups> o;
+      RowVector<Target, float, Weights> sums;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return p.k.rows / 64; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, 0, 0, t.batch); });
+      producer.put(memory.keys, [&](auto copy, Slot& slot) {
+        copy.tile(p.k, slot.k, step * 64, 0, t.batch);
+        copy.tile(p.v, slot.v, step * 64, 0, t.batch);
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      constexpr bool from_memory = products_are_synchronous<Target> || slip == SoloSlip::read_by_both;
+      block.fill(state.sums, 0.0f);
+      const Q& q = block.take(memory.q);
+      for (int step = 0; step < steps(p, t); ++step) {
+        const Slot& slot = block.take(memory.keys);
+        Operand<Target, bf16, 64, 64> weights;
+        const int number = slip == SoloSlip::same_warpgroup ? 0 : step;
+        if (slip != SoloSlip::unplayed) {
+          block.solo(number, [&](auto& one) {
+            Weights x;
+            one.mma(x, q, slot.k, true);
+            one.wait(leave<0>, x);
+            one.rows(x, [&](int i, auto row) {
+              state.sums[i] += row.map_partial_sum([](auto score) { return max(score, decltype(score)(0.0f)); });
+            });
+            if constexpr (products_are_synchronous<Target>) one.sync();  // all warps have multiplied the weights before
+            if constexpr (!from_memory) one.convert(weights, x);
+            one.store(x, memory.weights);
+            if (slip == SoloSlip::read_by_both) one.fence();
+          });
+        }
+        if (slip != SoloSlip::unjoined) {
+          block.join(number, [&](auto& one) {
+            if constexpr (!from_memory) one.load(weights, memory.weights);
+          });
+        }
+        if constexpr (from_memory)
+          block.mma(state.o, memory.weights, slot.v, step == 0);
+        else
+          block.mma(state.o, weights, slot.v, step == 0);
+        block.wait(leave<0>, state.o);
+        block.release(memory.keys);
+      }
+      block.release(memory.q);
+      block.complete(state.sums, memory.exchange);
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) {
+      block.store(state.o, p.o, 0, 0, t.batch);
+      block.for_rows(state.sums, [&](int row, int, auto& sum) {
+        if (block.owns_rows(state.sums)) p.sums[t.batch * 64 + row] = sum;
+      });
+    }
+  };
+};
+
 /// sum += x of each tile in turn, from the first to the last. The turns of tiles are `Step` apart: if that is not 1, the second never
 /// comes.
 template <int Step>

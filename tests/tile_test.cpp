@@ -493,6 +493,70 @@ TEST_P(Tiles, TheLastToAnnounceSeesWhatAllHaveStored) {
   check_sums_by_the_last<SumsByTheLast<6, 32, 128>>(device, 6, 32, 128, random);
 }
 
+auto bind_solos(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& sums) {
+  return [&](auto& bind, auto& p) {
+    bind(p.q, q);
+    bind(p.k, k);
+    bind(p.v, v);
+    bind(p.o, o);
+    p.sums = sums.data<float>();
+  };
+}
+
+/// Integers, so that all sums are exact. Odd and even numbers of blocks: a tile begins with the first warpgroup's solo whoever played last.
+TEST_P(Tiles, WarpgroupsPlaySolosInTurn) {
+  const int batch = device.is_cuda() ? 300 : 3;
+  for (const int blocks : {1, 2, 3, 8}) {
+    const int keys = blocks * 64;
+    PlacedTensor q({batch, 64, 64}, DType::bf16, device), k({batch, keys, 64}, DType::bf16, device),
+        v({batch, keys, 128}, DType::bf16, device);
+    const auto size = [&](int rows, int cols) { return static_cast<std::size_t>(batch) * static_cast<std::size_t>(rows * cols); };
+    const std::vector<float> qs = integers(size(64, 64), -1, 1), ks = integers(size(keys, 64), -1, 1),
+                             vs = integers(size(keys, 128), -2, 2);
+    q.fill(qs);
+    k.fill(ks);
+    v.fill(vs);
+    std::vector<double> o(size(64, 128)), sums(size(64, 1));
+    for (int b = 0; b < batch; ++b) {
+      for (int m = 0; m < 64; ++m) {
+        for (int n = 0; n < keys; ++n) {
+          double weight = 0;
+          for (int d = 0; d < 64; ++d) weight += qs[at({b, m, d}, {batch, 64, 64})] * ks[at({b, n, d}, {batch, keys, 64})];
+          weight = std::max(weight, 0.0);
+          sums[at({b, m}, {batch, 64})] += weight;
+          for (int d = 0; d < 128; ++d) o[at({b, m, d}, {batch, 64, 128})] += weight * vs[at({b, n, d}, {batch, keys, 128})];
+        }
+      }
+    }
+    for (int round = 0; round < 10; ++round) {
+      PlacedTensor o_out({batch, 64, 128}, DType::f32, device, {.gap = 16}), sums_out({batch, 64}, DType::f32, device);
+      launch_kernel<Solos<SoloSlip::none>>(device, {.m = 1, .batch = batch}, bind_solos(q, k, v, o_out, sums_out));
+      ASSERT_EQ(o_out.values(), o) << blocks << " blocks, round " << round;
+      ASSERT_EQ(sums_out.values(), sums) << blocks << " blocks, round " << round;
+      EXPECT_TRUE(o_out.gaps_intact());
+    }
+  }
+}
+
+template <SoloSlip slip>
+void expect_solo_slip(const char* what) {
+  PlacedTensor q({1, 64, 64}, DType::bf16, Device::cpu()), k({1, 192, 64}, DType::bf16, Device::cpu()),
+      v({1, 192, 128}, DType::bf16, Device::cpu()), o({1, 64, 128}, DType::f32, Device::cpu()), sums({1, 64}, DType::f32, Device::cpu());
+  q.fill(std::vector<float>(64 * 64));
+  k.fill(std::vector<float>(192 * 64));
+  v.fill(std::vector<float>(192 * 128));
+  expect_error<Error>([&] { launch_kernel<Solos<slip>>(Device::cpu(), {}, bind_solos(q, k, v, o, sums)); },
+                      {"the kernel's schedule is wrong", what});
+  expect_error<Error>([&] { analyze<Solos<slip>>({}, bind_solos(q, k, v, o, sums)); }, {"schedule", what});
+}
+
+TEST(SoloSlips, AreErrorsOnTheCpuAndInAnalysis) {
+  expect_solo_slip<SoloSlip::unjoined>("a solo begins before the last one was joined");
+  expect_solo_slip<SoloSlip::same_warpgroup>("the same warpgroup plays two solos");
+  expect_solo_slip<SoloSlip::unplayed>("a solo that has not been played");
+  expect_solo_slip<SoloSlip::read_by_both>("other threads or their products may still read it");
+}
+
 TEST(BufferSlips, ATurnThatNeverComes) {
   PlacedTensor x({128, 64}, DType::bf16, Device::cpu());
   x.fill(std::vector<float>(128 * 64));

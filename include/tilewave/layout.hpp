@@ -180,6 +180,8 @@ struct RecordingTarget : sm_90a::Target<> {
   using Fragment = RecordedTile<typename sm_90a::Target<>::template Fragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C, int Teams>
   using TeamFragment = Fragment<T, R, C, R / sm_90a::kWarpgroupRows / Teams>;
+  template <class T, int R, int C, int Warpgroups>
+  using SoloFragment = RecordedTile<typename sm_90a::Target<>::template SoloFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C>
   using Operand = RecordedTile<sm_90a::Operand<T, R, C>>;
   template <class T, int R, int C, int Warps, int Width>

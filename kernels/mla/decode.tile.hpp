@@ -10,25 +10,28 @@ namespace tw::kernels::mla {
 ///   o = softmax(scale q K^T) V,  V = K(:, 0:512)
 ///
 /// A tile is 64 rows, row r of a sequence being head r % heads of token r / heads, and a range of the sequence's keys. Keys arrive N at a
-/// time, and are both operands of products from one copy in shared memory. Two warpgroups each compute the scores of half of the keys, and
-/// half of the output's columns from all weights.
-///
-/// Only one block of keys fits into shared memory. So its columns arrive in groups: while the output's products still read the last ones,
-/// the next keys replace the first. The weights take the place of the rotary columns, which no product needs any more by then.
+/// time, and are both operands of products from one copy in shared memory. Each of two warpgroups has half of the output's columns, and
+/// computes the weights of every second block of keys: so one multiplies while the other exponentiates, and keys are released, and the next
+/// ones requested, all the time.
 template <class T, int N, Cache kCache>
 struct Decode {
   static constexpr const char* source = "kernels/mla/decode.tile.hpp";
-  static constexpr int kGroup = 128, kGroups = kLatent / kGroup;  ///< columns that arrive together
+  /// Columns that arrive together: the fewer, the sooner they make room for the next keys. But where all threads gather, each arrival
+  /// costs.
+  static constexpr int kGroup = kGathers<kCache> ? 256 : 128, kGroups = kLatent / kGroup;
 
   template <class Target>
   struct On {
     static constexpr int rows = 2 * kRows, warpgroups = rows / 64;  // two warpgroups for each 64 rows
     static constexpr int vector_bytes = 64;
+    /// Blocks of keys that are in shared memory at once. GPUs of the generic target may have no room for two.
+    static constexpr int blocks = products_are_synchronous<Target> ? 1 : 2;
     using Q = Shared<Target, T, kRows, kKey>;
     using K = Shared<Target, T, N, kGroup>;
     using Rotary = Shared<Target, T, N, kRotary>;
     using Weights = Buffer<Target, T, kRows, N>;
-    using Scores = Fragment<Target, float, kRows, N, warpgroups>;
+    using WeightOperand = Operand<Target, T, kRows, N>;
+    using Scores = SoloFragment<Target, float, kRows, N, warpgroups>;
     using Output = Fragment<Target, float, kRows, kGroup, warpgroups>;
     using Softmax = SharedSoftmax<Target, Scores, kCache>;
     template <class Slot, int Stages>
@@ -44,19 +47,16 @@ struct Decode {
     };
     struct Memory {
       Ring<Target, Q, 1> q;
-      Keys<K, kGroups> keys;
-      Keys<Rotary, 1> rotary;
+      Keys<K, blocks * kGroups> keys;
+      Keys<Rotary, blocks> rotary;
       Weights weights;
+      VectorBuffer<Target, float, kRows> base;
       RowExchange<Target, float, Scores> exchange;
-      explicit constexpr Memory(auto& block)
-          : q(block), keys(block), rotary(block), weights(place_of_weights(block, rotary)), exchange(block) {}
+      explicit constexpr Memory(auto& block) : q(block), keys(block), rotary(block), weights(block), base(block), exchange(block) {}
     };
     struct State {
       Output out[kGroups];
       Softmax softmax;
-    };
-    struct Locals {
-      Scores scores;
     };
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }
@@ -76,19 +76,33 @@ struct Decode {
       for_groups([&](auto g) { block.fill(state.out[g.value], 0.0f); });
       if (w.blocks == 0) return;
       const Q& q = block.take(memory.q);
-      K* keys[kGroups];
-      Scores scores;
       for (int step = 0; step < w.blocks; ++step) {
-        block.mma(scores, view_columns<kLatent, kRotary>(q), block.take(memory.rotary), true);
+        K* keys[kGroups];
+        WeightOperand weights;
+        Scores scores;
+        const Rotary& rotary = block.take(memory.rotary);
+        block.solo(step, [&](auto& one) { one.mma(scores, view_columns<kLatent, kRotary>(q), rotary, true); });
         for_groups([&](auto g) {
-          keys[g.value] = &block.take(memory.keys);
-          block.mma(scores, view_columns<g.value * kGroup, kGroup>(q), *keys[g.value], false);
+          constexpr int group = decltype(g)::value;
+          const K& k = *(keys[group] = &block.take(memory.keys));
+          block.solo(step, [&](auto& one) { one.mma(scores, view_columns<group * kGroup, kGroup>(q), k, false); });
         });
-        make_weights(block, p, w, step, memory, keys, scores, state);
-        add_output(block, memory, keys, state);
+        const auto rescale = [&](const auto& decay) {
+          for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
+        };
+        block.solo(step, [&](auto& one) { make_weights(one, p, w, step, memory, scores, state.softmax, weights, rescale); });
+        block.join(step, [&](auto& one) {
+          state.softmax.follow(one, memory.base, rescale);
+          one.load(weights, memory.weights);
+        });
+        block.release(memory.rotary);
+        // Other tokens follow the sequence's last one. They may be NaN, which weights of 0 would not hide.
+        const int key0 = (w.begin + step) * N;
+        if (!kGathers<kCache> && key0 + N > w.seqlen) for_groups([&](auto g) { block.zero_rows(*keys[g.value], w.seqlen - key0); });
+        add_output(block, memory, weights, keys, state);
       }
       block.release(memory.q);
-      block.complete(state.softmax.sum, memory.exchange);
+      state.softmax.complete(block, memory.exchange);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
@@ -103,54 +117,40 @@ struct Decode {
     }
 
    private:
-    /// Blocks of few keys have rotary columns of fewer bytes than weights.
-    static constexpr auto& place_of_weights(auto& block, auto& rotary) {
-      if constexpr (N < kRows)
-        return block;
-      else
-        return rotary;
-    }
-    /// Waits for a block's scores and stores its weights, which all warps can then multiply.
-    TW_INLINE static void make_weights(auto& block, const Params& p, const Work& w, int step, Memory& memory, K* (&keys)[kGroups],
-                                       Scores& scores, State& state) {
+    /// Waits for a block's scores and makes its weights.
+    TW_INLINE static void make_weights(auto& one, const Params& p, const Work& w, int step, Memory& memory, Scores& scores,
+                                       Softmax& softmax, auto& weights, auto rescale) {
       const int key0 = (w.begin + step) * N;
       Entries<Target, Scores, kCache> entries;
-      entries.read(block, p, w, key0);
-      block.wait(leave<0>, scores);
-      // The weights replace rotary columns that other warps may still read, unless each warpgroup replaces those of its own keys.
-      static_assert(products_are_synchronous<Target> || N == rows);
-      if constexpr (products_are_synchronous<Target>) block.sync();
-      entries.hide_missing(block, p, scores);
-      // Other tokens follow the sequence's last one. They may be NaN, which weights of 0 would not hide.
-      if (!kGathers<kCache> && key0 + N > w.seqlen) for_groups([&](auto g) { block.zero_rows(*keys[g.value], w.seqlen - key0); });
-      if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
-      state.softmax.add(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
-        for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
-      });
+      entries.read(one, p, w, key0);
+      one.wait(leave<0>, scores);
+      entries.hide_missing(one, p, scores);
+      if (key0 + N > w.whole) hide_keys(one, p, w, key0, scores);
+      softmax.add(one, p, memory.exchange, scores, rescale);
+      softmax.publish(one, memory.base);
+      if constexpr (products_are_synchronous<Target>)
+        one.sync();  // all warps have multiplied the weights before
+      else
+        one.convert(weights, scores);
+      one.store(scores, memory.weights);
     }
     /// Multiplies the weights and each group of the keys' columns, which is released as soon as it has been read.
-    TW_INLINE static void add_output(auto& block, Memory& memory, K* (&keys)[kGroups], State& state) {
-      const auto add = [&](const auto& weights) {
-        for_groups([&](auto g) { block.mma(state.out[g.value], weights, view<Contract::rows>(*keys[g.value]), false); });
-        for_groups([&](auto g) {
-          block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
-          block.release(memory.keys);
-        });
-      };
-      if constexpr (products_are_synchronous<Target>) {
-        add(memory.weights);
-        block.release(memory.rotary);
-      } else {
-        // From registers tensor cores need not read the weights once for each group, and the next rotary columns can arrive.
-        Operand<Target, T, kRows, N> weights;
-        block.load(weights, memory.weights);
-        block.release(memory.rotary);
-        add(weights);
-      }
+    TW_INLINE static void add_output(auto& block, Memory& memory, const auto& weights, K* (&keys)[kGroups], State& state) {
+      for_groups([&](auto g) {
+        const auto values = view<Contract::rows>(*keys[g.value]);
+        if constexpr (products_are_synchronous<Target>)
+          block.mma(state.out[g.value], memory.weights, values, false);
+        else
+          block.mma(state.out[g.value], weights, values, false);
+      });
+      for_groups([&](auto g) {
+        block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
+        block.release(memory.keys);
+      });
     }
     TW_INLINE static void for_groups(auto f) {
-      static_assert(kGroups == 4);
-      f(Constant<0>{}), f(Constant<1>{}), f(Constant<2>{}), f(Constant<3>{});
+      f(Constant<0>{}), f(Constant<1>{});
+      if constexpr (kGroups == 4) f(Constant<2>{}), f(Constant<3>{});
     }
   };
 };

@@ -98,7 +98,7 @@ struct DecodeFp8 {
         block.release(memory.keys);
         entries.hide_missing(block, p, scores);
         if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
-        state.softmax.add(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
+        state.softmax.add_shared(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
           TW_UNROLL
           for (int g = 0; g < kGroups; ++g) block.map(state.out[g], decay, [](auto x, auto d) { return x * d; });
         });
@@ -107,7 +107,7 @@ struct DecodeFp8 {
         block.wait(leave<0>, state.out[0], state.out[1], state.out[2], state.out[3]);
       }
       block.release(memory.q);
-      block.complete(state.softmax.sum, memory.exchange);
+      state.softmax.complete(block, memory.exchange);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {

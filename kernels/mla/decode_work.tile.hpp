@@ -169,15 +169,15 @@ struct Entries<Target, Scores, Cache::selected> {
   }
 };
 
-/// The softmax of rows that two warpgroups share, whose scores arrive block by block.
+/// The softmax of rows of which two warpgroups have parts: the scores arrive block by block, in one of them or in both.
 template <class Target, class Scores, Cache kCache>
 struct SharedSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
   struct Nothing {};
   static constexpr bool selected = kCache == Cache::selected;
-  /// A row's base is raised to its largest exponent only when a thread's part of the weights' sum exceeds this. All weights are then in the
-  /// range of f16, and none is smaller than it would be otherwise.
-  static constexpr float kLargest = 256.0f;
+  /// A row's base is raised to its largest exponent only when that exceeds it by kSlack or, where rows are shared, when a thread's part of
+  /// the weights' sum exceeds kLargest. All weights are then in the range of f16, and none is smaller than it would be otherwise.
+  static constexpr float kSlack = 8.0f, kLargest = 256.0f;
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
@@ -190,13 +190,30 @@ struct SharedSoftmax {
     block.fill(base, kUnseen);
     block.fill(sum, 0.0f);
   }
-  /// Stores the weights of scores, so that tensor cores may read them, and adds them to the sums. rescale(decay) multiplies the output so
-  /// far by a factor for each row.
+  /// For one warpgroup that has whole rows: replaces scores by their weights, and adds these to the sums. rescale(decay) multiplies the
+  /// output so far by a factor for each row.
+  template <class Rescale>
+  TW_INLINE void add(auto& one, const auto& p, const auto& exchange, Scores& scores, Rescale rescale) {
+    PerRow largest;
+    one.row_max(scores, largest, exchange);
+    if constexpr (selected) one.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
+    PerRow next;
+    one.for_rows(next, [&](int, int i, auto& b) {
+      b = largest[i] * p.scale_log2;
+      if (!(b > base[i] + kSlack)) b = base[i];
+    });
+    raise(one, next, rescale);
+    one.rows(scores, [&](int i, auto row) {
+      const auto b = base[i];
+      sum[i] += row.map_partial_sum([&](auto score) { return exp2(score * p.scale_log2 - b); });
+    });
+  }
+  /// The same for warpgroups that share rows, which stores the weights, so that tensor cores may read them.
   ///
   /// The weights are computed with the base that there is, before anyone knows whether it is still large enough: the barrier after which
   /// all warps may multiply them tells. So the maxima of rows, which are exchanged between warpgroups, are needed once or twice in a tile.
   template <class Rescale>
-  TW_INLINE void add(auto& block, const auto& p, const auto& exchange, const Scores& scores, const auto& weights, Rescale rescale) {
+  TW_INLINE void add_shared(auto& block, const auto& p, const auto& exchange, const Scores& scores, const auto& weights, Rescale rescale) {
     const auto store_weights = [&](PerRow& part) {
       Scores x = scores;
       block.rows(x, [&](int i, auto row) {
@@ -208,25 +225,37 @@ struct SharedSoftmax {
     };
     PerRow part;
     store_weights(part);
-    const bool raise = block.sync_any(part, [](auto x) { return !(x <= kLargest); });
-    if (raise || (selected && p.max_logits)) {
+    const bool too_small = block.sync_any(part, [](auto x) { return !(x <= kLargest); });
+    if (too_small || (selected && p.max_logits)) {
       PerRow largest;
       block.row_max(scores, largest, exchange);
       if constexpr (selected) block.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
-      if (raise) {
-        PerRow decay;
-        block.for_rows(base, [&](int, int i, auto& b) {
-          const auto next = max(b, largest[i] * p.scale_log2);
-          decay[i] = exp2(b - next);
-          sum[i] *= decay[i];
-          b = next;
-        });
-        rescale(decay);
+      if (too_small) {
+        block.for_rows(largest, [&](int, int i, auto& x) { x = max(base[i], x * p.scale_log2); });
+        raise(block, largest, rescale);
         store_weights(part);
         block.sync();
       }
     }
     block.for_rows(sum, [&](int, int i, auto& x) { x += part[i]; });
+  }
+  /// Stores the rows' bases for the other warpgroup.
+  TW_INLINE void publish(auto& one, const auto& to) {
+    one.for_rows(base, [&](int row, int, auto& b) {
+      if (one.owns_rows(base)) to[row] = b;
+    });
+  }
+  /// Takes over the bases that the other warpgroup has published.
+  template <class Rescale>
+  TW_INLINE void follow(auto& one, const auto& published, Rescale rescale) {
+    PerRow next;
+    one.load(next, published);
+    raise(one, next, rescale);
+  }
+  /// Combines what the warpgroups have of each row.
+  TW_INLINE void complete(auto& block, const auto& exchange) {
+    block.complete(sum, exchange);
+    if constexpr (selected) block.combine_rows(most, exchange, [](auto a, auto b) { return max(a, b); });
   }
   /// Stores the rows' log-sum-exp, and their largest logits.
   TW_INLINE void store_lse(auto& block, const auto& p, const DecodeWork& w) {
@@ -245,6 +274,18 @@ struct SharedSoftmax {
   }
 
  private:
+  /// Makes `next` the bases.
+  template <class Rescale>
+  TW_INLINE void raise(auto& block, const PerRow& next, Rescale rescale) {
+    PerRow decay;
+    block.for_rows(decay, [&](int, int i, auto& d) { d = exp2(base[i] - next[i]); });
+    if (!block.any(decay, [](auto d) { return d != 1.0f; })) return;
+    block.for_rows(base, [&](int, int i, auto& b) {
+      sum[i] *= decay[i];
+      b = next[i];
+    });
+    rescale(decay);
+  }
   TW_INLINE static void store_rows(auto& block, const auto& p, const DecodeWork& w, const auto& to, PerRow& values, auto f) {
     if (!to) return;
     block.for_rows(values, [&](int row, int i, auto& x) {

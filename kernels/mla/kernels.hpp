@@ -18,8 +18,8 @@ namespace tw::kernels::mla {
 struct Kernel {
   DType dtype = DType::bf16;
   Cache cache = Cache::contiguous;
-  bool fp8 = false;           ///< the cache's latent columns are e4m3
-  int keys = fp8 ? 64 : 128;  ///< of a block, which are in shared memory at once
+  bool fp8 = false;  ///< the cache's latent columns are e4m3
+  int keys = 64;     ///< of a block
   auto operator<=>(const Kernel&) const = default;
 };
 

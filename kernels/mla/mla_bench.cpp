@@ -49,6 +49,21 @@ Tensor on_device(const std::vector<std::int32_t>& values, const Shape& shape, De
   return host.to(device);
 }
 
+/// Adds records of a call of so many operations. What the tensor cores limit is limited by power, too: it is measured hot and cool.
+template <class Launch>
+void measure_call(Run& run, Record record, double flops, Launch launch) {
+  const bool on_gpu = run.stream().device().is_cuda();
+  std::vector<Mode> modes{Mode::one_thread};
+  if (on_gpu) modes = flops < 3e10 ? std::vector{Mode::graph} : std::vector{Mode::hot, Mode::cool};
+  record.family = "mla";
+  record.dtype = DType::bf16;
+  for (const Mode mode : modes) {
+    record.mode = mode;
+    record.ours = measure(mode, {{"tilewave", launch}}, run.stream(), run.effort(mode)).front();
+    run.add(record);
+  }
+}
+
 void run_mla_case(Run& run, const MlaCase& c) {
   const DType dtype = DType::bf16;
   if (!run.wants("mla", c.name(), dtype)) return;
@@ -86,17 +101,12 @@ void run_mla_case(Run& run, const MlaCase& c) {
   const auto launch = [&] { mla_decode(q, caches[next++ % caches.size()], o, options); };
   const double flops = 2 * tokens * static_cast<double>(c.heads * c.seqlen_q * (kMlaKeyDim + kMlaLatentDim));
   const bool on_gpu = device.is_cuda();
-  const Mode mode = on_gpu ? flops < 3e10 ? Mode::graph : Mode::hot : Mode::one_thread;
   Record record;
-  record.family = "mla";
   record.case_name = c.name();
-  record.dtype = dtype;
-  record.mode = mode;
   record.unit = c.counts_operations() ? on_gpu ? "TFLOP/s" : "GFLOP/s" : "GB/s";
   record.work = c.counts_operations() ? flops * (on_gpu ? 1e-12 : 1e-9) : bytes * 1e-9;
-  record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
   if (!c.counts_operations()) record.limit = run.read_bandwidth() * 1e-9;
-  run.add(record);
+  measure_call(run, record, flops, launch);
 }
 
 /// One call of mla_sparse(): lists of different tokens, in random order.
@@ -158,16 +168,11 @@ void run_sparse_case(Run& run, const SparseCase& c, bool backward = false) {
   const std::int64_t columns = backward ? 3 * kMlaKeyDim + 2 * kMlaLatentDim : kMlaKeyDim + kMlaLatentDim;
   const double flops = 2 * static_cast<double>(tokens * c.topk * c.heads * columns);
   const bool on_gpu = device.is_cuda();
-  const Mode mode = on_gpu ? flops < 3e10 ? Mode::graph : Mode::hot : Mode::one_thread;
   Record record;
-  record.family = "mla";
   record.case_name = c.name;
-  record.dtype = dtype;
-  record.mode = mode;
   record.unit = on_gpu ? "TFLOP/s" : "GFLOP/s";
   record.work = flops * (on_gpu ? 1e-12 : 1e-9);
-  record.ours = measure(mode, {{"tilewave", launch}}, stream, run.effort(mode)).front();
-  run.add(record);
+  measure_call(run, record, flops, launch);
 }
 
 const Family mla_family{

@@ -237,6 +237,7 @@ TEST(MlaSplits, BusySms) {
 /// The parts of a sequence cover its blocks without gaps, whatever the split.
 TEST(MlaWork, SplitsCoverTheKeys) {
   using On = HostKernel<Kernel{}>::On<cpu::Target>;
+  constexpr int keys = Kernel{}.keys;
   On::Params p{};
   p.causal = true;
   p.heads = 48;
@@ -254,11 +255,11 @@ TEST(MlaWork, SplitsCoverTheKeys) {
           const On::Work w = On::work(p, {part, n, 0});
           EXPECT_EQ(w.begin, end);
           EXPECT_GE(w.blocks, 0);
-          EXPECT_LE(w.blocks, used / 128 / splits + 1);
+          EXPECT_LE(w.blocks, used / keys / splits + 1);
           end += w.blocks;
         }
         const int last_token = std::min(n * 64 + 63, 143) / 48;
-        EXPECT_EQ(end, (std::clamp(used - 3 + last_token + 1, 0, used) + 127) / 128) << seqlen << " " << splits << " " << n;
+        EXPECT_EQ(end, (std::clamp(used - 3 + last_token + 1, 0, used) + keys - 1) / keys) << seqlen << " " << splits << " " << n;
       }
     }
   }

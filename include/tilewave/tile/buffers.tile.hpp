@@ -22,6 +22,10 @@ inline constexpr const char* kBufferStillRead =
     "a Buffer is written while other threads or their products may still read it: sync() between their last use and the store";
 inline constexpr const char* kBufferWrittenTwice =
     "a Buffer is stored to by other threads than before, without a barrier between: sync() between the stores";
+inline constexpr const char* kSoloOpen = "a solo begins before the last one was joined: join() between them";
+inline constexpr const char* kSoloTwice =
+    "the same warpgroup plays two solos one after the other: their numbers are alternately even and odd";
+inline constexpr const char* kSoloMissing = "join() of a solo that has not been played";
 inline constexpr const char* kBufferLeftInUse =
     "the tile ends while a Buffer may still be read: wait for its readers and sync(), since the block's next tile writes it";
 
@@ -52,6 +56,24 @@ class BufferModel {
     warpgroup_.barrier = ++now_;
     warpgroup_.fenced = fence_;
   }
+
+  /// A warpgroup begins its solo, or goes on with it. What it alone has read, when it joined the last one, it may overwrite.
+  const char* solo(int n) {
+    if (playing_ && n != solo_) return kSoloOpen;
+    if (!playing_ && solo_ >= 0 && (n - solo_) % 2 == 0) return kSoloTwice;
+    playing_ = true;
+    solo_ = n;
+    return nullptr;
+  }
+  /// The other warpgroup waits for the solo. Then it reads, until end_join().
+  const char* join(int n) {
+    if (!playing_ || n != solo_) return kSoloMissing;
+    playing_ = false;
+    joining_ = true;
+    sync();
+    return nullptr;
+  }
+  void end_join() { joining_ = false; }
 
   const char* store(BufferUse& use, Reach reach, const void* as) {
     if (const char* problem = still_read(use, reach)) return problem;
@@ -121,6 +143,8 @@ class BufferModel {
   Seen block_, warpgroup_;
   Product products_[kMost];  // the first `in_flight_` are valid
   int in_flight_ = 0;
+  int solo_ = -1;  ///< the last one's number
+  bool playing_ = false, joining_ = false;
 
   /// The barrier that orders two accesses: a barrier of the warpgroup is enough if both concern that warpgroup only.
   const Seen& seen(Reach a, Reach b) const { return a == Reach::warpgroup && b == Reach::warpgroup ? warpgroup_ : block_; }
@@ -129,7 +153,9 @@ class BufferModel {
     use.written_reach = reach;
     use.written_as = as;
   }
-  void has_read(BufferUse& use, Reach reach) { (reach == Reach::block ? use.read_by_block : use.read_by_warpgroup) = ++now_; }
+  void has_read(BufferUse& use, Reach reach) {
+    if (!joining_) (reach == Reach::block ? use.read_by_block : use.read_by_warpgroup) = ++now_;
+  }
   const char* still_read(const BufferUse& use, Reach reach) const {
     if (use.products > 0) return kBufferUnderAProduct;
     if (use.read_by_block > block_.barrier || use.read_by_warpgroup > seen(reach, Reach::warpgroup).barrier) return kBufferStillRead;

@@ -117,6 +117,7 @@ concept Target = requires {
   typename T::template GatherRing<int, 2>;
   typename T::template Fragment<float, 64, 64>;
   typename T::template TeamFragment<float, 128, 64, 2>;
+  typename T::template SoloFragment<float, 64, 64, 2>;
   typename T::template Operand<float, 64, 64>;
   typename T::template DividedSums<16, 8, 4>;
   typename T::template DividedSquares<8, 4>;

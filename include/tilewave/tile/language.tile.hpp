@@ -97,6 +97,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
 #define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"
 #define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
+#define TW_SOLO "two warpgroups that share the rows of a tile take turns in solos: a kernel without teams whose `rows` are 128"
 #define TW_STORED_TRANSPOSED "a Fragment is stored transposed as 16-bit elements, in panels of 64 of its columns"
 /// The types of accumulators.
 template <class T>
@@ -159,6 +160,9 @@ using Fragment = typename Target::template Fragment<T, R, C, Warpgroups>;
 /// The accumulators of a kernel with `teams`.
 template <class Target, class T, int R, int C, int Teams>
 using TeamFragment = typename Target::template TeamFragment<T, R, C, Teams>;
+/// The accumulators of the warpgroup whose solo it is, of a kernel with `Warpgroups` warpgroups: all columns of R rows.
+template <class Target, class T, int R, int C, int Warpgroups>
+using SoloFragment = typename Target::template SoloFragment<T, R, C, Warpgroups>;
 template <class Target, class T, int R, int C>
 using Operand = typename Target::template Operand<T, R, C>;
 /// `Warps`: the kernel's. `Width`: contiguous columns of a lane, for 16-byte pieces of the widest type that is loaded or stored; 0 means as

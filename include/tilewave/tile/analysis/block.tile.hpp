@@ -39,6 +39,20 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     if (ring.buffer) *ring.buffer = {};
   }
 
+  // Solos
+
+  template <class Fn>
+  void solo(int n, Fn f) {
+    require(buffers_.solo(n));
+    f(*this);
+  }
+  template <class Fn>
+  void join(int n, Fn f) {
+    require(buffers_.join(n));
+    f(*this);
+    buffers_.end_join();
+  }
+
   // Products
 
   /// Each warpgroup reads its own rows of the left operand and all of the right operand.

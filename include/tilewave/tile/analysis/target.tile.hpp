@@ -233,6 +233,12 @@ struct HeldFragment : Fragment<T, R, C> {
   static constexpr int column_groups = R / 64 < Warpgroups ? Warpgroups * 64 / R : 1;
   static_assert(R % 64 == 0 && (R / 64 % Warpgroups == 0 || Warpgroups % (R / 64) == 0) && C % (8 * column_groups) == 0, TW_HELD_FRAGMENT);
 };
+/// All of it is in one warpgroup, which reads the operands of its products once.
+template <class T, int R, int C, int Warpgroups>
+struct SoloFragment : Fragment<T, R, C> {
+  static constexpr int warpgroups = Warpgroups, soloists = Warpgroups * 64 / R;
+  static_assert(R == 64 && soloists == 2, TW_SOLO);
+};
 /// Whether several warpgroups hold a part of each row.
 template <class F>
 inline constexpr bool splits_rows = false;
@@ -385,6 +391,7 @@ template <class T, class Tile>
 struct RowExchange {
   static constexpr int parts() {
     if constexpr (requires { Tile::column_groups; }) return Tile::column_groups;
+    if constexpr (requires { Tile::soloists; }) return Tile::soloists;
     return 1;
   }
   static constexpr int bytes = Tile::rows * parts() * static_cast<int>(sizeof(T));
@@ -445,6 +452,8 @@ struct Target {
   using Fragment = conditional<Warpgroups == R / 64, analysis::Fragment<T, R, C>, analysis::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C, int>
   using TeamFragment = Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups>
+  using SoloFragment = analysis::SoloFragment<T, R, C, Warpgroups>;
   template <class T, int R, int C>
   using Operand = analysis::Operand<T, R, C>;
   template <int R, int N, int Warps>

@@ -58,6 +58,21 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     --ring.taken;
   }
 
+  // Solos
+
+  /// A CPU thread plays the solos of both warpgroups, and joins them as either would.
+  template <class Fn>
+  void solo(int n, Fn f) {
+    require(buffers_.solo(n));
+    f(*this);
+  }
+  template <class Fn>
+  void join(int n, Fn f) {
+    require(buffers_.join(n));
+    f(*this);
+    buffers_.end_join();
+  }
+
   // Elements and rows
 
   template <class F>

@@ -66,8 +66,8 @@ class Products : public BlockModel<kRows> {
     for (int i = done; i < in_flight_; ++i) products_[i - done] = products_[i];
     in_flight_ -= done;
   }
-  template <class T, class S, int R, int C>
-  void convert(Operand<T, R, C>& to, const Fragment<S, R, C>& from) const {
+  template <class T, int R, int C, class F>
+  requires(F::rows == R && F::cols == C) void convert(Operand<T, R, C>& to, const F& from) const {
     touch(from);
     overwrite(to);
     cpu::convert(to, from);

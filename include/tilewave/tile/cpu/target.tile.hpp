@@ -403,6 +403,8 @@ struct Target {
   using Fragment = conditional<Warpgroups == R / 64, cpu::Fragment<T, R, C>, cpu::HeldFragment<T, R, C, Warpgroups>>;
   template <class T, int R, int C, int>
   using TeamFragment = Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups>
+  using SoloFragment = Fragment<T, R, C, Warpgroups>;
   template <class T, int R, int C>
   using Operand = cpu::Operand<T, R, C>;
   template <int R, int N, int Warps>

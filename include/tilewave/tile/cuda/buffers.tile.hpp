@@ -82,12 +82,20 @@ struct alignas(kPanelAlignment) SharedVector {
   TW_INLINE const T& operator[](int i) const { return x[i]; }
 };
 
-/// One value for each row and each warpgroup that holds a part of the row.
+/// Into how many parts warpgroups divide the rows of F: each holds some of the columns or, of solos, has had all columns of some tiles.
+template <class F>
+constexpr int row_parts_of() {
+  if constexpr (requires { F::soloists; })
+    return F::soloists;
+  else
+    return F::column_warps;
+}
+/// One value for each row and each of its parts.
 template <class T, class Tile>
 struct RowExchange {
+  static constexpr int parts = row_parts_of<Tile>();
   int offset;
-  constexpr explicit RowExchange(auto& allocator)
-      : offset(allocator.tiles(Tile::rows * Tile::column_warps * static_cast<int>(sizeof(T)))) {}
+  constexpr explicit RowExchange(auto& allocator) : offset(allocator.tiles(Tile::rows * parts * static_cast<int>(sizeof(T)))) {}
   TW_INLINE T& at(int part, int row) const { return reinterpret_cast<T*>(shared_memory() + offset)[part * Tile::rows + row]; }
 };
 
@@ -135,14 +143,16 @@ TW_INLINE void load_vector(const Position& at, ColumnVector<T, Tile>& to, const 
   for (int i = 0; i < to.size; ++i) to.x[i] = from[to.col(at, i)];
 }
 
-/// Combines the values of warps that share rows of F, always in the same order, so that all warps get the same bits. sync() waits for all
-/// threads.
-template <class F, class T, class Op, class Sync>
+/// Combines the values of the kWarps warps that have parts of the rows of F, always in the same order, so that all warps get the same bits.
+/// sync() waits for all threads.
+template <int kWarps, class F, class T, class Op, class Sync>
 TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, F>& exchange, Op op, Sync sync) {
-  if constexpr (splits_rows<F>) {
+  constexpr int parts = kWarps / F::row_warps;
+  if constexpr (parts > 1) {
+    static_assert(parts == RowExchange<T, F>::parts, TW_SPLIT_ROW);
     if (at.lane % F::row_threads == 0) {
       TW_UNROLL
-      for (int i = 0; i < vector.size; ++i) exchange.at(F::part(at), vector.row(at, i)) = vector.x[i];
+      for (int i = 0; i < vector.size; ++i) exchange.at(at.block_warp() / F::row_warps, vector.row(at, i)) = vector.x[i];
     }
     sync();
     TW_UNROLL
@@ -150,7 +160,7 @@ TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const 
       const int row = vector.row(at, i);
       T value = exchange.at(0, row);
       TW_UNROLL
-      for (int part = 1; part < F::column_warps; ++part) value = op(value, exchange.at(part, row));
+      for (int part = 1; part < parts; ++part) value = op(value, exchange.at(part, row));
       vector.x[i] = value;
     }
   }

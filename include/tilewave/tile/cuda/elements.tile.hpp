@@ -112,7 +112,7 @@ struct Elements : Threads<kWarps> {
   template <class T, class Tile, class Op>
   TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const RowExchange<T, Tile>& exchange, Op op) const {
     for (auto& x : vector.x) x = RowView<Tile>::across_lanes(x, op);
-    exchange_rows<Tile>(at, vector, exchange, op, [this] { sync(); });
+    exchange_rows<kWarps, Tile>(at, vector, exchange, op, [this] { sync(); });
   }
   /// x = f(x, y...) for every element: see map().
   template <class F, class Fn, class... Operands>

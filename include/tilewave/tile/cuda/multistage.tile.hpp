@@ -112,6 +112,17 @@ struct MultistageBlock : BlockBase<Shape<On, T>::warps(), T::piece_loads, T::pie
     ring.release(copies.meetings);
   }
 
+  // Solos: all warps load, so they also compute together.
+
+  template <class Fn>
+  TW_INLINE void solo(int, Fn f) {
+    f(*this);
+  }
+  template <class Fn>
+  TW_INLINE void join(int, Fn) const {
+    sync();
+  }
+
   // Products: a warp has finished its part of one when mma() returns.
 
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. `overwrite` starts from zero.

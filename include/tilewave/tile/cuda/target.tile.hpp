@@ -36,6 +36,8 @@ struct Target {
                               cuda::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>>;
   template <class T, int R, int C, int>
   using TeamFragment = Fragment<T, R, C>;
+  template <class T, int R, int C, int Warpgroups>
+  using SoloFragment = Fragment<T, R, C, Warpgroups>;
   template <class T, int R, int C>
   using Operand = cuda::Operand<T, R, C, kWarpRows>;
   template <int R, int N, int Warps>

@@ -56,6 +56,30 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     ptx::named_barrier_arrive(static_cast<u32>(kTeamBarrier + (team == Teams ? 0 : team)), 2 * Warpgroups * kWarpgroupThreads);
   }
 
+  // Solos
+
+  /// Calls f(one) in warpgroup n % 2, where `one` is the block that this warpgroup alone is. The other one goes on.
+  template <class Fn>
+  TW_INLINE void solo(int n, Fn f) const {
+    static_assert(Warpgroups == 2 && Teams == 1, TW_SOLO);
+    if (is_soloist(n)) {
+      const auto one = alone();
+      f(one);
+    }
+  }
+  /// Lets the other warpgroup wait until solo n has come here, and calls f(one) there. What the solo stored is there for ordinary loads.
+  template <class Fn>
+  TW_INLINE void join(int n, Fn f) const {
+    const u32 barrier = static_cast<u32>(kSoloBarrier + (n & 1));
+    if (is_soloist(n)) {
+      ptx::named_barrier_arrive(barrier, Warpgroups * kWarpgroupThreads);
+    } else {
+      ptx::named_barrier(barrier, Warpgroups * kWarpgroupThreads);
+      const auto one = alone();
+      f(one);
+    }
+  }
+
   // Products
 
   /// acc(m, n) (+)= sum over k of a(m, k) b(n, k), both from shared memory. Asynchronous: see wait(). `overwrite` starts from zero.
@@ -363,6 +387,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   }
 
  private:
+  TW_INLINE bool is_soloist(int n) const { return (n & 1) == warpgroup; }
+  TW_INLINE auto alone() const { return Block<1, kTmaLoad, kTmaStore, Cluster>{kWarpgroupThreads * (1 + warpgroup), warpgroup}; }
   static constexpr u32 kHandOverThreads = Warpgroups * kWarpgroupThreads + 32;  // those that compute, and the warp that adds
   TW_INLINE void hand_over() const { ptx::named_barrier_arrive(kOutboxBarrier, kHandOverThreads); }
   /// A matrix of 8 rows and 16 bytes has one number of each of a thread's pairs of neighbours, so that it goes to 32 different banks.

@@ -27,6 +27,8 @@ inline constexpr int kTeamBarrier = kWarpgroupBarrier + 8;
 inline constexpr int kMostTeams = 16 - kTeamBarrier;
 /// The named barrier at which the warp that adds gets a Fragment. A kernel with an Outbox has no teams.
 inline constexpr int kOutboxBarrier = kTeamBarrier;
+/// The first of two named barriers at which solos end. A kernel with solos has no teams.
+inline constexpr int kSoloBarrier = kTeamBarrier + 1;
 
 /// R x C accumulators of fewer warpgroups than R / 64: each warpgroup holds `row_blocks` blocks of 64 rows, one after the other, and each
 /// block has a Fragment's layout.
@@ -60,6 +62,15 @@ struct TallFragment {
   TW_INLINE static constexpr cuda::Offset col(const Position& p, int i) { return {p.col, i % tile_size / 4 * 8 + i % 2}; }
   TW_INLINE static constexpr int in_row(int r, int j) { return r / 2 * tile_size + j / 2 * 4 + r % 2 * 2 + j % 2; }
   TW_INLINE static constexpr int column_index(int i) { return i % tile_size / 4 * 2 + i % 2; }
+};
+/// Accumulators of one of two warpgroups that share rows, in its solo.
+template <class T, int R, int C, int Warpgroups>
+struct SoloFragment : Fragment<T, R, C> {
+  static constexpr int soloists = Warpgroups * kWarpgroupRows / R;
+  static_assert(R == kWarpgroupRows && soloists == 2, TW_SOLO);
+
+  /// The same in both warpgroups.
+  TW_INLINE static constexpr int row(const Position& p, int i) { return p.warp * 16 + p.lane / 4 + i / 2 % 2 * 8; }
 };
 /// How many blocks of 64 rows of accumulators a warpgroup holds.
 template <class F>

@@ -24,6 +24,8 @@ struct Target {
                                sm_90a::Fragment<T, R, C, 16, Warpgroups * kWarpgroupRows / R>>;
   template <class T, int R, int C, int Teams>
   using TeamFragment = Fragment<T, R, C, R / kWarpgroupRows / Teams>;
+  template <class T, int R, int C, int Warpgroups>
+  using SoloFragment = sm_90a::SoloFragment<T, R, C, Warpgroups>;
   template <class T, int R, int C>
   using Operand = sm_90a::Operand<T, R, C>;
   template <int R, int N, int Warps>
