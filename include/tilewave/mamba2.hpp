@@ -91,15 +91,23 @@ struct Mamba2BackwardOptions {
   const Tensor* d_dt_bias = nullptr;         ///< f32 [nheads]
   const Tensor* d_initial_states = nullptr;  ///< f32, of their shape
   std::optional<Stream> stream = {};         ///< default: the device's standard stream
-  int config = -1;                           ///< LinearAttentionBackwardOptions::config
+  /// For tuning: 2: the gradients of the scan's five steps, of f16 and bf16 without cu_seqlens; 0, 1: linear_attention_backward() with this
+  /// configuration; -1: the five steps wherever 2 is possible.
+  int config = -1;
 };
 
 /// Gradients of mamba2() with respect to x, dt, B and C, and to the others if asked for. dy: y's shape and dtype; dx, d_dt, db, dc: the
 /// shapes and dtypes of x, dt, b and c, any strides. Options as in the forward pass.
 ///
 /// States are computed again, and with z the outputs before the gate too. The same input gives the same bits in every run. A step size at
-/// one of the limits passes its gradient on, one beyond them has none. The decay's part of d_dt and A's gradient are sums over later steps
-/// of C dC - B dB, small differences of larger numbers where the decay is strong: linear_attention_backward()'s dg.
+/// one of the limits passes its gradient on, one beyond them has none.
+///
+/// f16 and bf16 without cu_seqlens are computed in chunks of up to 256 steps, by the gradients of the scan's five steps: see
+/// tilewave/mamba2_chunks.hpp, also for the range of f16. Sums over steps begin anew with each chunk. The call allocates 8 bytes for each
+/// element of [batch, nchunks, nheads, headdim, dstate] and of [batch, nchunks, ngroups, 256, 256], and with z two tensors of x's size.
+///
+/// f32 and packed sequences are computed by linear_attention_backward(). The decay's part of d_dt and A's gradient are then sums over all
+/// later steps of C dC - B dB, its dg: small differences of larger numbers where the decay is strong, and of 16-bit numbers in 16 bits.
 void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& dy,
                      const Tensor& dx, const Tensor& d_dt, const Tensor& db, const Tensor& dc, const Mamba2BackwardOptions& options = {});
 

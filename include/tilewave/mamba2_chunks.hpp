@@ -27,8 +27,8 @@
 // Of f16 and bf16, products are computed on tensor cores, of operands in the dtype, and summed up in f32. What lies between the steps is
 // contiguous. Other tensors have any strides; those of outputs must not overlap. All functions enqueue on the stream and return (on the
 // CPU: done when they return). They throw InvalidArgument for operands that do not fit, with nothing written; CompileError, DeviceError.
-// Each step has its gradients, mamba2_..._backward(); mamba2_backward() has those of all five together. Sums are added up in a fixed order:
-// the same input gives the same bits. In f16, gradients of states and of CB beyond 65504 become infinite where they are operands of
+// Each step has its gradients, mamba2_..._backward(); mamba2_backward() computes those of all five together. Sums are added up in a fixed
+// order: the same input gives the same bits. In f16, gradients of states and of CB beyond 65504 become infinite where they are operands of
 // products, and what has decayed below 6e-5 loses digits.
 
 namespace tw {

@@ -130,10 +130,27 @@ TEST_P(Mamba2BadInput, Gradients) {
   fails({"d_dt_bias is f32[4]", "dt_bias is not given"}, {.d_dt_bias = &vector}, db);
   fails({"d_final_states is f32[2, 4, 8]", "f32[2, 4, 16, 8]"}, {.d_final_states = &state}, db);
   fails({"d_initial_states is f32[2, 4, 8]"}, {.d_initial_states = &state}, db);
+  fails({"config is 3", "-1 to 2"}, {.config = 3}, db);
   expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, make({2, 5, 4, 8}), dx, d_dt, db, dc); }, {"dy is bf16[2, 5, 4, 8]"});
   expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, make({2, 5, 4, 8}), d_dt, db, dc); }, {"dx is bf16[2, 5, 4, 8]"});
   expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, dx, make({2, 5, 3}), db, dc); }, {"d_dt is bf16[2, 5, 3]"});
   expect_error<InvalidArgument>([&] { mamba2_backward(x, dt, a, b, c, dy, dx, d_dt, db, make({2, 5, 2, 7})); }, {"dC is bf16[2, 5, 2, 7]"});
+}
+
+TEST_P(Mamba2BadInput, GradientsInSteps) {
+  const Tensor cu = Tensor::from<std::int32_t>(std::vector<std::int32_t>{0, 5}, {2}).to(device);
+  const auto fails = [&](DType dtype, const Tensor* cu_seqlens, std::string_view part) {
+    const auto of_x = [&] { return make({1, 5, 4, 16}, dtype); };
+    const auto of_b = [&] { return make({1, 5, 2, 8}, dtype); };
+    const Tensor of_dt = make({1, 5, 4}, dtype), d_dt = make({1, 5, 4}, dtype);
+    expect_error<InvalidArgument>(
+        [&] {
+          mamba2_backward(of_x(), of_dt, a, of_b(), of_b(), of_x(), of_x(), d_dt, of_b(), of_b(), {.cu_seqlens = cu_seqlens, .config = 2});
+        },
+        {"mamba2_backward", "config is 2", part});
+  };
+  fails(DType::f32, nullptr, "x is f32[1, 5, 4, 16]");
+  fails(DType::bf16, &cu, "without cu_seqlens");
 }
 
 }  // namespace

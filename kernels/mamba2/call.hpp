@@ -297,6 +297,14 @@ void run_output_gradients(const Call& call, const Gradients& g);
 void run_input_gradients(const Call& call, const Discretized& d, const Gradients& g);
 /// d_dt, rate_sums and bias_sums.
 void run_size_gradients(const Call& call, const Discretized& d, const Gradients& g);
+/// y's gradient and those that mamba2_backward() always computes, as they were given.
+struct GivenGradients {
+  const Tensor &dy, &dx, &d_dt, &db, &dc;
+};
+/// All gradients of mamba2_backward(), by the gradients of the scan's five steps.
+void run_backward_in_steps(const Call& call, const GivenGradients& gradients, const Mamba2BackwardOptions& options);
+/// Whether it supports the call.
+bool steps_fit(const Call& call);
 /// total [head, column] = the sums of `sums` [run, head, column] over runs.
 void run_sum(const Stream& stream, const Tensor& sums, const Tensor& total);
 

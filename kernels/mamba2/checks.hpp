@@ -20,6 +20,13 @@ inline void check_like(const char* op, NamedTensor t, NamedTensor like) {
   check_operand(op, t.name, *t.tensor, like.tensor->dtype(), like.tensor->device());
 }
 
+/// A gradient that is optional, of an input that must be given with it.
+inline void check_gradient_of(const char* op, NamedTensor gradient, NamedTensor of) {
+  if (gradient.tensor == nullptr) return;
+  require(of.tensor != nullptr, "{}: {} is {}, but {} is not given", op, gradient.name, *gradient.tensor, of.name);
+  check_like(op, gradient, of);
+}
+
 /// A tensor of f32 with this shape, if it is given.
 inline void check_f32(const char* op, NamedTensor t, const Shape& shape, Device device) {
   if (t.tensor == nullptr) return;

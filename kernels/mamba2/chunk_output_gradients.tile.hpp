@@ -16,8 +16,8 @@
 
 namespace tw::kernels::mamba2 {
 
-/// One gradient of bmm_chunk: of C, whose values are B; or OfB, whose values are C and whose weights are transposed. A tile is M steps of
-/// one chunk and N columns of one group.
+/// One gradient of bmm_chunk: of C, whose values are B; or OfB, whose values are C and whose weights are transposed. What another step gave
+/// may be added. A tile is M steps of one chunk and N columns of one group.
 template <class T, bool OfB>
 struct ProductGradients {
   static constexpr const char* source = "kernels/mamba2/chunk_output_gradients.tile.hpp";
@@ -35,6 +35,7 @@ struct ProductGradients {
     struct Params {
       Global<Target, const float, Products> d_cb;  ///< [batch * chunk, group, chunk_size, chunk_size]
       Global<Target, const T, V> values;           ///< [batch, group, time, state]
+      Global<Target, const T> addend;              ///< as values, or without elements; may be `out`
       Global<Target, T, Out> out;                  ///< as values
       int groups, chunks, chunk_size, length;
       int columns;  ///< tiles of N columns
@@ -95,8 +96,16 @@ struct ProductGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      if (w.row0 >= w.count) return;
-      block.store(state.sum, memory.out, p.out, w.first + w.row0, w.col0, w.head, w.batch, w.first + w.count);
+      const int row = w.first + w.row0, end = w.first + w.count;
+      if (row >= end) return;
+      if (p.addend.cols > 0) {
+        Fragment<Target, float, M, N> other;
+        auto from = p.addend;
+        from.rows = end;
+        block.load(other, from, row, w.col0, w.head, w.batch);
+        block.map(state.sum, other, [](auto x, auto more) { return x + more; });
+      }
+      block.store(state.sum, memory.out, p.out, row, w.col0, w.head, w.batch, end);
     }
   };
 };
@@ -215,8 +224,9 @@ struct ScoreGradients {
   };
 };
 
-/// dx of chunk_scan. A tile is M steps of one chunk and N columns of one head. It walks the outputs from the chunk's last steps to its own,
-/// K at a time.
+/// dx of chunk_scan, and with B and the gradient d of the state after each chunk also that of chunk_state: their sum in f32. A tile is M
+/// steps of one chunk and N columns of one head. First B is multiplied by d, K of its columns in a step; then the tile walks the outputs
+/// from the chunk's last steps to its own, K at a time.
 template <class T>
 struct ScanInputGradients {
   static constexpr const char* source = "kernels/mamba2/chunk_output_gradients.tile.hpp";
@@ -224,6 +234,8 @@ struct ScanInputGradients {
 
   template <class Target>
   struct On {
+    using B = Shared<Target, T, M, K>;
+    using D = Shared<Target, T, N, K>;
     using Products = Shared<Target, float, K, M>;
     using DU = Shared<Target, T, K, N, Contract::rows>;
     using Vector = SharedVector<Target, float, K>;
@@ -237,24 +249,33 @@ struct ScanInputGradients {
     static constexpr bool moves_registers = true;
 
     struct Params {
+      Global<Target, const T, B> b;                   ///< [batch, group, time, state], or without elements: of chunk_scan alone
+      Global<Target, const T, D> d_states;            ///< [batch * chunk, head, dim, state], with b
       Global<Target, const float, Products> cb;       ///< [batch * chunk, group, chunk_size, chunk_size]
       Global<Target, const T, DU> du;                 ///< [batch, head, time, dim]
-      Global<Target, const float, Vector> sizes, g;   ///< [batch * head, chunk * chunk_size + step]
+      Global<Target, const float, Vector> g;          ///< [batch * head, chunk * chunk_size + step]
+      Global<Target, const float> row_g, row_sizes;   ///< [batch * head, chunk * chunk_size + step, 1]
+      Pointer<Target, const float> sums;              ///< g's elements
       Global<Target, const float> skip;               ///< [head, dim], or without elements
       Global<Target, T, Out> dx;                      ///< as du
       int heads, shared, chunks, chunk_size, length;  ///< shared: heads for each group
       int columns;                                    ///< tiles of N columns
     };
-    struct Slot {
+    struct StateSlot {
+      B b;
+      D d_states;
+    };
+    struct OutputSlot {
       Products cb;
       DU du;
-      Vector until, since, sizes;
+      Vector until;
     };
     struct Memory {
-      Ring<Target, Slot, 2> ring;
+      Ring<Target, StateSlot, 2> states;
+      Ring<Target, OutputSlot, 2> outputs;
       Buffer<Target, T, K, M, Contract::rows> weights;
       Out out;
-      explicit constexpr Memory(auto& block) : ring(block), weights(block), out(block) {}
+      explicit constexpr Memory(auto& block) : states(block), outputs(block), weights(block), out(block) {}
     };
     struct State {
       Values sum;
@@ -265,34 +286,59 @@ struct ScanInputGradients {
     using Work = ChunkWork;
 
     TW_INLINE static Work work(const Params& p, Tile t) { return chunk_work<M, N>(p, p.heads, t); }
-    TW_INLINE static int steps(const Params&, const Work& w) { return w.row0 < w.count ? ceil_div(w.count - w.row0, K) : 0; }
+    TW_INLINE static int state_steps(const Params& p) { return ceil_div(p.b.cols, K); }
+    TW_INLINE static int steps(const Params& p, const Work& w) {
+      return w.row0 < w.count ? state_steps(p) + ceil_div(w.count - w.row0, K) : 0;
+    }
     /// The first of the outputs of a step.
     TW_INLINE static int outputs_of(const Params& p, const Work& w, int step) { return w.row0 + (steps(p, w) - 1 - step) * K; }
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
-      const int at = outputs_of(p, w, step), row = w.batch * p.heads + w.head;
-      producer.put(memory.ring, [&](auto copy, Slot& slot) {
-        copy.tile(p.cb, slot.cb, at, w.row0, w.head / p.shared, w.batch * p.chunks + w.chunk);
-        copy.tile(p.du, slot.du, w.first + at, w.col0, w.head, w.batch);
-        copy.vector(p.g, slot.until, row, w.first + at);
-        copy.vector(p.g, slot.since, row, w.first + w.row0);
-        copy.vector(p.sizes, slot.sizes, row, w.first + w.row0);
-      });
+      const int row = w.batch * p.heads + w.head, group = w.head / p.shared, number = w.batch * p.chunks + w.chunk;
+      if (step < state_steps(p)) {
+        producer.put(memory.states, [&](auto copy, StateSlot& slot) {
+          copy.tile(p.b, slot.b, w.first + w.row0, step * K, group, w.batch);
+          copy.tile(p.d_states, slot.d_states, w.col0, step * K, w.head, number);
+        });
+      } else {
+        const int at = outputs_of(p, w, step);
+        producer.put(memory.outputs, [&](auto copy, OutputSlot& slot) {
+          copy.tile(p.cb, slot.cb, at, w.row0, group, number);
+          copy.tile(p.du, slot.du, w.first + at, w.col0, w.head, w.batch);
+          copy.vector(p.g, slot.until, row, w.first + at);
+        });
+      }
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      const int n = steps(p, w);
-      for (int step = 0; step < n; ++step) {
-        Slot& slot = block.take(memory.ring);
+      const int before = state_steps(p), n = steps(p, w), number = w.batch * p.heads + w.head, first = w.first + w.row0;
+      RowVector<Target, float, Values> factors, sizes;
+      ColumnVector<Target, float, Scores> since;
+      block.load(factors, p.row_g, first, 0, number);
+      block.load(sizes, p.row_sizes, first, 0, number);
+      block.load(since, p.g, number, first);
+      block.fill(state.sum, 0.0f);
+      for (int step = 0; step < min(before, n); ++step) {
+        const StateSlot& slot = block.take(memory.states);
+        block.mma(state.sum, slot.b, slot.d_states, false);
+        block.wait(leave<0>, state.sum);
+        block.release(memory.states);
+      }
+      if (before > 0 && n > 0) {
+        // The step's size is a factor of both summands, and comes at the end.
+        const auto last = p.sums[static_cast<i64>(number) * p.g.cols + w.first + p.chunk_size - 1];
+        block.for_rows(factors, [&](int, int, auto& g) { g = exp(last - g); });
+        block.map(state.sum, factors, [](auto x, auto factor) { return x * factor; });
+      }
+      for (int step = before; step < n; ++step) {
+        OutputSlot& slot = block.take(memory.outputs);
         const int at = outputs_of(p, w, step), left = w.count - at;
         // The rows after the chunk's end are another's, and may be NaN.
         if (left < K) block.zero_rows(slot.du, left);
         Scores scores;
         RowVector<Target, float, Scores> until;
-        ColumnVector<Target, float, Scores> since;
         block.load(scores, slot.cb);
         block.load(until, slot.until);
-        block.load(since, slot.since);
         decay_scores(block, scores, until, since, kLog2E, at - w.row0, w.count - w.row0);
         block.for_each(scores, [&](int row, int, auto& x) {
           if (row >= left) x = 0.0f;
@@ -300,11 +346,9 @@ struct ScanInputGradients {
         block.store(scores, memory.weights);
         block.fence();
         block.sync();
-        block.mma(state.sum, memory.weights, slot.du, step == 0);
+        block.mma(state.sum, memory.weights, slot.du, false);
         block.wait(leave<0>, state.sum);
         if (at == w.row0) {
-          RowVector<Target, float, Values> sizes;
-          block.load(sizes, slot.sizes);
           block.map(state.sum, sizes, [](auto x, auto size) { return x * size; });
           if (p.skip.cols > 0) {
             Values du;
@@ -314,7 +358,7 @@ struct ScanInputGradients {
             add_skip(block, state.sum, du, skip);
           }
         }
-        block.release(memory.ring);
+        block.release(memory.outputs);
         block.sync();
       }
     }

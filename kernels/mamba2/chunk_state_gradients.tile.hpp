@@ -81,7 +81,8 @@ struct StatePassingGradients {
     struct Params {
       Global<Target, const T, Values> passed;        ///< the state before each chunk: [batch, head, chunk, element]
       Global<Target, const float, Values> d_passed;  ///< the same
-      Global<Target, float, Values> d_states;        ///< the same: of what each chunk adds
+      Global<Target, float, Values> d_states;        ///< the same: of what each chunk adds; without elements it is not stored
+      Global<Target, T, Values> rounded;             ///< d_states in passed's dtype; without elements it is not stored
       Global<Target, const float, Values> d_final;   ///< [batch, head, element], or without elements: 0
       Global<Target, float, Values> d_initial;       ///< as d_final; without elements it is not stored
       Global<Target, float> decay_sums;              ///< [tile, batch * head, chunk, 1]: of the gradients of the decays' logarithms
@@ -97,11 +98,12 @@ struct StatePassingGradients {
       RowVector<Target, float, Values> of_decay;
       block.load(d, p.d_final, head, col0, batch);
       TW_NO_UNROLL
-      for (int chunk = p.d_states.rows - 1; chunk >= 0; --chunk) {
+      for (int chunk = p.passed.rows - 1; chunk >= 0; --chunk) {
         const auto decay = exp(p.sums[sums + chunk * p.sum_chunk]);
         block.load(before, p.passed, chunk, col0, head, batch);
         block.load(d_before, p.d_passed, chunk, col0, head, batch);
         block.store(d, p.d_states, chunk, col0, head, batch);
+        block.store(d, p.rounded, chunk, col0, head, batch);
         block.map(d, [=](auto x) { return x * decay; });
         block.map(before, d, [](auto h, auto x) { return h * x; });
         block.rows(before, [&](int i, auto row) { of_decay[i] = row.sum(); });
@@ -307,8 +309,8 @@ TW_INLINE void sum_parts(auto& block, Values& values, const auto& from, int part
   });
 }
 
-/// The gradients of dt and dA_cumsum of chunk_state, from the products of B with d^T x. A tile is one chunk, of at most L steps, of R
-/// heads.
+/// The gradients of dt and dA_cumsum of chunk_state, from the products of B with d^T x. Those of other steps may be added. A tile is one
+/// chunk, of at most L steps, of R heads.
 template <int R, int L>
 struct AddedStepGradients {
   static constexpr const char* source = "kernels/mamba2/chunk_state_gradients.tile.hpp";
@@ -320,28 +322,36 @@ struct AddedStepGradients {
       Global<Target, const float, Values> dots;         ///< [part * batch, chunk, head, step]
       Global<Target, const float, Values> sizes, sums;  ///< [batch, chunk, head, step]
       Global<Target, const float> last;                 ///< [batch, chunk, head, 1]: of sums
+      Global<Target, const float, Values> more_sizes;   ///< as sums, of other steps, or without elements; may be d_sizes
+      Global<Target, const float, Values> more_sums;    ///< the same; may be d_sums
+      Global<Target, const float> more_last;            ///< [batch, chunk, head, 1]: of the last sum, or without elements
       Global<Target, float, Values> d_sizes, d_sums;    ///< as sums
       int parts, batches, chunks, length;
     };
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const int batch = t.m / p.chunks, chunk = t.m - batch * p.chunks, head0 = t.n * R, size = p.sums.cols;
-      Values d, sums, sizes;
-      RowVector<Target, float, Values> last, total;
+      Values d, sums, sizes, more;
+      RowVector<Target, float, Values> last, total, more_last;
       block.load(sums, p.sums, head0, 0, chunk, batch);
       block.load(sizes, p.sizes, head0, 0, chunk, batch);
       block.load(last, p.last, head0, 0, chunk, batch);
       sum_parts(block, d, p.dots, p.parts, p.batches, head0, chunk, batch, min(size, p.length - chunk * size));
       block.map(d, sums, last, [](auto x, auto sum, auto of_last) { return x * exp(of_last - sum); });
-      block.store(d, p.d_sizes, head0, 0, chunk, batch);
+      block.load(more, p.more_sizes, head0, 0, chunk, batch);
+      block.map(more, d, [](auto x, auto own) { return x + own; });
+      block.store(more, p.d_sizes, head0, 0, chunk, batch);
       block.map(d, sizes, [](auto x, auto of_step) { return x * of_step; });
       // The last step does not decay.
       block.for_each(d, [&](int, int col, auto& x) {
         if (col >= size - 1) x = 0.0f;
       });
-      block.rows(d, [&](int i, auto row) { total[i] = row.sum(); });
+      block.load(more, p.more_sums, head0, 0, chunk, batch);
+      block.load(more_last, p.more_last, head0, 0, chunk, batch);
+      block.rows(d, [&](int i, auto row) { total[i] = row.sum() + more_last[i]; });
       block.map(sums, total, [](auto, auto x) { return x; });
       block.for_each(d, sums, [&](int, int col, auto& x, auto& of_last) { x = col == size - 1 ? of_last : -x; });
+      block.map(d, more, [](auto x, auto other) { return x + other; });
       block.store(d, p.d_sums, head0, 0, chunk, batch);
     }
   };

@@ -11,6 +11,46 @@
 
 namespace tw {
 
+namespace kernels::mamba2 {
+
+void run_chunk_cumsum(const Stream& stream, const ChunkCumsumCall& call) {
+  const TileGrid grid = steps_grid(call.sums);
+  if (grid.count() == 0) return;
+  const auto fill = [&](auto& bind, auto& p) { bind_cumsum(bind, p, call); };
+  if (!stream.device().is_cuda()) return launch_cpu<ChunkCumsum<cpu::AnyFloat, kCumsumHeads, kLargestChunk>>(grid, fill);
+  with_float_type(call.dt.dtype(),
+                  [&]<class T>(std::type_identity<T>) { launch_gpu<ChunkCumsum<T, kCumsumHeads, kLargestChunk>>(stream, grid, fill); });
+}
+
+void run_chunk_state(const Stream& stream, const ChunkCall& call) {
+  launch_products<AddedStates>(
+      stream, call.x.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return chunk_state_grid<Kernel>(call); },
+      [&](auto& bind, auto& p, int tile_columns) { bind_chunk_state(bind, p, call, tile_columns); });
+}
+
+void run_state_passing(const Stream& stream, const StatePassingCall& call) {
+  const TileGrid grid = passing_grid(call, kPassedElements);
+  if (grid.count() == 0) return;
+  const auto fill = [&](auto& bind, auto& p) { bind_passing(bind, p, call); };
+  if (!stream.device().is_cuda()) return launch_cpu<StatePassing<cpu::AnyFloat, kPassedElements>>(grid, fill);
+  with_float_type(call.passed.dtype(),
+                  [&]<class T>(std::type_identity<T>) { launch_gpu<StatePassing<T, kPassedElements>>(stream, grid, fill); });
+}
+
+void run_chunk_products(const Stream& stream, const ChunkProductsCall& call) {
+  launch_products<ChunkProducts>(
+      stream, call.a.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return products_grid<Kernel>(call); },
+      [&](auto& bind, auto& p, int tile_columns) { bind_products(bind, p, call, tile_columns); });
+}
+
+void run_chunk_scan(const Stream& stream, const ChunkCall& call) {
+  launch_products<ChunkScan>(
+      stream, call.x.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return chunk_scan_grid<Kernel>(call); },
+      [&](auto& bind, auto& p, int tile_columns) { bind_chunk_scan(bind, p, call, tile_columns); });
+}
+
+}  // namespace kernels::mamba2
+
 using namespace kernels;
 using namespace kernels::mamba2;
 
@@ -21,13 +61,7 @@ void mamba2_chunk_cumsum(const Tensor& dt, const Tensor& a, const Tensor& da_cum
   const ChunkCumsumCall call = checked_cumsum(op, dt, a, {"dA_cumsum", &da_cumsum}, {"dt_out", &dt_out}, options);
   check_written(op, {{"dA_cumsum", &da_cumsum}, {"dt_out", &dt_out}},
                 {{"dt", &dt}, {"A", &a}, {"dt_bias", options.dt_bias}, {"seq_idx", options.seq_idx}});
-  const Stream stream = checked_stream(op, options.stream, device);
-  if (da_cumsum.numel() == 0) return;
-  const auto fill = [&](auto& bind, auto& p) { bind_cumsum(bind, p, call); };
-  if (!device.is_cuda()) return launch_cpu<ChunkCumsum<cpu::AnyFloat, kCumsumHeads, kLargestChunk>>(steps_grid(da_cumsum), fill);
-  with_float_type(dt.dtype(), [&]<class T>(std::type_identity<T>) {
-    launch_gpu<ChunkCumsum<T, kCumsumHeads, kLargestChunk>>(stream, steps_grid(da_cumsum), fill);
-  });
+  run_chunk_cumsum(checked_stream(op, options.stream, device), call);
 }
 
 void mamba2_chunk_state(const Tensor& b, const Tensor& x, const Tensor& dt, const Tensor& da_cumsum, const Tensor& states,
@@ -39,12 +73,7 @@ void mamba2_chunk_state(const Tensor& b, const Tensor& x, const Tensor& dt, cons
   check_steps(op, x, dt, da_cumsum);
   check_f32_between(op, {"states", &states}, {x.shape(0), da_cumsum.shape(2), x.shape(2), x.shape(3), b.shape(3)}, kOfStates, x.device());
   check_written(op, {{"states", &states}}, {{"B", &b}, {"x", &x}, {"dt", &dt}, {"dA_cumsum", &da_cumsum}});
-  const Stream on = checked_stream(op, stream, x.device());
-  if (states.numel() == 0) return;
-  const ChunkCall call{.x = x, .keys = b, .sizes = dt, .sums = da_cumsum, .states = states};
-  launch_products<AddedStates>(
-      on, x.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return chunk_state_grid<Kernel>(call); },
-      [&](auto& bind, auto& p, int tile_columns) { bind_chunk_state(bind, p, call, tile_columns); });
+  run_chunk_state(checked_stream(op, stream, x.device()), {.x = x, .keys = b, .sizes = dt, .sums = da_cumsum, .states = states});
 }
 
 void mamba2_state_passing(const Tensor& states, const Tensor& da_chunk_cumsum, const Tensor& passed,
@@ -63,26 +92,15 @@ void mamba2_state_passing(const Tensor& states, const Tensor& da_chunk_cumsum, c
   check_written(op, {{"passed", &passed}, final}, {{"states", &states}, {"dA_chunk_cumsum", &da_chunk_cumsum}});
   check_disjoint(op, {"passed", &passed}, {initial});
   if (options.final_states != nullptr && options.initial_states != nullptr) check_in_place(op, final, initial);
-  const Stream stream = checked_stream(op, options.stream, device);
-  const StatePassingCall call{states, passed, da_chunk_cumsum, options.initial_states, options.final_states};
-  const TileGrid grid = passing_grid(call, kPassedElements);
-  if (grid.count() == 0) return;
-  const auto fill = [&](auto& bind, auto& p) { bind_passing(bind, p, call); };
-  if (!device.is_cuda()) return launch_cpu<StatePassing<cpu::AnyFloat, kPassedElements>>(grid, fill);
-  with_float_type(passed.dtype(),
-                  [&]<class T>(std::type_identity<T>) { launch_gpu<StatePassing<T, kPassedElements>>(stream, grid, fill); });
+  run_state_passing(checked_stream(op, options.stream, device),
+                    {states, passed, da_chunk_cumsum, options.initial_states, options.final_states});
 }
 
 void mamba2_bmm_chunk(const Tensor& c, const Tensor& b, const Tensor& cb, const Mamba2BmmChunkOptions& options) {
   constexpr const char* op = "mamba2_bmm_chunk";
   check_products(op, c, b, {"CB", &cb});
   check_written(op, {{"CB", &cb}}, {{"C", &c}, {"B", &b}});
-  const Stream stream = checked_stream(op, options.stream, c.device());
-  if (cb.numel() == 0) return;
-  const ChunkProductsCall call{c, b, cb, options.causal};
-  launch_products<ChunkProducts>(
-      stream, c.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return products_grid<Kernel>(call); },
-      [&](auto& bind, auto& p, int tile_columns) { bind_products(bind, p, call, tile_columns); });
+  run_chunk_products(checked_stream(op, options.stream, c.device()), {c, b, cb, options.causal});
 }
 
 void mamba2_chunk_scan(const Tensor& cb, const Tensor& x, const Tensor& dt, const Tensor& da_cumsum, const Tensor& c, const Tensor& states,
@@ -96,22 +114,17 @@ void mamba2_chunk_scan(const Tensor& cb, const Tensor& x, const Tensor& dt, cons
   const Tensor skip = options.d != nullptr ? checked_skip(op, *options.d, x) : Tensor();
   check_written(op, {{"y", &y}, ungated},
                 {{"CB", &cb}, {"x", &x}, {"dt", &dt}, {"dA_cumsum", &da_cumsum}, {"C", &c}, {"states", &states}, {"D", options.d}, z});
-  const Stream stream = checked_stream(op, options.stream, x.device());
-  if (y.numel() == 0) return;
   const auto or_nothing = [](const Tensor* t) { return t != nullptr ? *t : Tensor(); };
-  const ChunkCall call{.x = x,
-                       .keys = c,
-                       .sizes = dt,
-                       .sums = da_cumsum,
-                       .states = states,
-                       .cb = cb,
-                       .skip = skip,
-                       .z = or_nothing(options.z),
-                       .ungated = or_nothing(options.ungated),
-                       .y = y};
-  launch_products<ChunkScan>(
-      stream, x.dtype(), [&]<class Kernel>(std::type_identity<Kernel>) { return chunk_scan_grid<Kernel>(call); },
-      [&](auto& bind, auto& p, int tile_columns) { bind_chunk_scan(bind, p, call, tile_columns); });
+  run_chunk_scan(checked_stream(op, options.stream, x.device()), {.x = x,
+                                                                  .keys = c,
+                                                                  .sizes = dt,
+                                                                  .sums = da_cumsum,
+                                                                  .states = states,
+                                                                  .cb = cb,
+                                                                  .skip = skip,
+                                                                  .z = or_nothing(options.z),
+                                                                  .ungated = or_nothing(options.ungated),
+                                                                  .y = y});
 }
 
 }  // namespace tw

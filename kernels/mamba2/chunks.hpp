@@ -82,17 +82,19 @@ struct ChunkCall {
 inline TileGrid chunk_grid(const ChunkCall& call, int row_tiles, int column_tiles) {
   return {static_cast<int>(call.sums.shape(0) * call.sums.shape(1) * call.sums.shape(2)), row_tiles * column_tiles};
 }
-void bind_steps(auto& bind, auto& p, const ChunkCall& call) {
-  const auto by_step = [](const Tensor& t) {
-    return Tensor::borrow(t.data(), {t.shape(0) * t.shape(1), t.shape(2) * t.shape(3)}, t.dtype(), t.device());
-  };
-  bind(p.sizes, by_step(call.sizes));
-  bind(p.g, by_step(call.sums));
+/// f32 [batch, head, chunk, step] as [batch * head, chunk * chunk_size + step].
+inline Tensor by_step(const Tensor& t) { return t.reshape({t.shape(0) * t.shape(1), t.shape(2) * t.shape(3)}); }
+void fill_counts(auto& p, const ChunkCall& call) {
   p.heads = static_cast<int>(call.x.shape(2));
   p.shared = p.heads / static_cast<int>(call.keys.shape(2));
   p.chunks = static_cast<int>(call.sums.shape(2));
   p.chunk_size = static_cast<int>(call.sums.shape(3));
   p.length = static_cast<int>(call.x.shape(1));
+}
+void bind_steps(auto& bind, auto& p, const ChunkCall& call) {
+  bind(p.sizes, by_step(call.sizes));
+  bind(p.g, by_step(call.sums));
+  fill_counts(p, call);
 }
 void bind_chunk(auto& bind, auto& p, const ChunkCall& call) {
   bind_steps(bind, p, call);
@@ -132,8 +134,9 @@ struct StatePassingCall {
   const Tensor* final;
 };
 inline std::int64_t elements_of_state(const Tensor& states) { return states.shape(3) * states.shape(4); }
-inline TileGrid passing_grid(const StatePassingCall& call, int elements) {
-  return {static_cast<int>(call.sums.shape(0) * call.sums.shape(1)), tiles(elements_of_state(call.states), elements)};
+/// `call`: of state_passing or its gradients. A tile is so many elements of the states of one head.
+inline TileGrid passing_grid(const auto& call, int elements) {
+  return {static_cast<int>(call.sums.shape(0) * call.sums.shape(1)), tiles(elements_of_state(call.passed), elements)};
 }
 /// States as [batch, head, chunk, element], or as [batch, head, element].
 inline Tensor of_chunks(const Tensor& t) {
@@ -177,5 +180,12 @@ void bind_products(auto& bind, auto& p, const ChunkProductsCall& call, int tile_
   p.columns = tiles(call.out.shape(4), tile_columns);
   p.causal = call.causal;
 }
+
+/// The launches of the five steps.
+void run_chunk_cumsum(const Stream& stream, const ChunkCumsumCall& call);
+void run_chunk_state(const Stream& stream, const ChunkCall& call);
+void run_state_passing(const Stream& stream, const StatePassingCall& call);
+void run_chunk_products(const Stream& stream, const ChunkProductsCall& call);
+void run_chunk_scan(const Stream& stream, const ChunkCall& call);
 
 }  // namespace tw::kernels::mamba2

@@ -211,22 +211,17 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
   Call call = check(arguments, o);
   const NamedTensor initial{"initial_states", o.initial_states}, d_final{"d_final_states", o.d_final_states};
   const NamedTensor d_initial{"d_initial_states", o.d_initial_states};
-  check_sequences(call, arguments, o, {initial, d_final, d_initial}, 1);
+  check_sequences(call, arguments, o, {initial, d_final, d_initial}, 2);
   check_like(op, {"dy", &dy}, {"x", &x});
   check_like(op, {"dx", &dx}, {"x", &x});
   check_like(op, {"d_dt", &d_dt}, {"dt", &dt});
   check_like(op, {"dB", &db}, {"B", &b});
   check_like(op, {"dC", &dc}, {"C", &c});
-  const auto check_gradient = [&](NamedTensor gradient, NamedTensor of) {
-    if (gradient.tensor == nullptr) return;
-    require(of.tensor != nullptr, "{}: {} is {}, but {} is not given", op, gradient.name, *gradient.tensor, of.name);
-    check_like(op, gradient, of);
-  };
   const NamedTensor da{"dA", o.da}, dd{"dD", o.dd}, dz{"dz", o.dz}, d_bias{"d_dt_bias", o.d_dt_bias};
-  check_gradient(da, {"A", &a});
-  check_gradient(dd, {"D", o.d});
-  check_gradient(dz, {"z", o.z});
-  check_gradient(d_bias, {"dt_bias", o.dt_bias});
+  check_gradient_of(op, da, {"A", &a});
+  check_gradient_of(op, dd, {"D", o.d});
+  check_gradient_of(op, dz, {"z", o.z});
+  check_gradient_of(op, d_bias, {"dt_bias", o.dt_bias});
   require(o.z == nullptr || o.dz != nullptr, "{}: z is given, but dz is not; it must be given", op);
   check_written(op, {{"dx", &dx}, {"d_dt", &d_dt}, {"dB", &db}, {"dC", &dc}, da, dd, dz, d_bias, d_initial},
                 {{"x", &x},
@@ -242,7 +237,10 @@ void mamba2_backward(const Tensor& x, const Tensor& dt, const Tensor& a, const T
                  {"seq_idx", o.seq_idx},
                  initial,
                  d_final});
+  require(call.config < 2 || steps_fit(call),
+          "{}: config is 2, and x is {}; the gradients in five steps are for f16 and bf16 without cu_seqlens", op, x);
   if (call.heads() == 0) return;
+  if (steps_fit(call) && (call.config == 2 || call.config == -1)) return run_backward_in_steps(call, {dy, dx, d_dt, db, dc}, o);
   const auto room = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, call.stream); };
   const Shape of_x = x.shape(), of_steps = dt.shape();
   const std::int64_t runs = x.shape(0) * tiles(call.length(), kRun), size_tiles = x.shape(0) * tiles(call.length(), kSizeRows);

@@ -2,7 +2,7 @@
 #include "kernels/mamba2/chunks.hpp"
 #include "tilewave/analyze.hpp"
 
-// The kernels that are worth compiling ahead of time, and their analysis. Gradients of the scan are linear attention's.
+// The kernels that are worth compiling ahead of time, and their analysis.
 
 namespace tw::kernels::mamba2 {
 

@@ -66,7 +66,7 @@ def mamba_chunk_scan_combined(
     """x: [batch, seqlen, nheads, headdim]; dt: [batch, seqlen, nheads]; A: [nheads]; B, C: [batch, seqlen, ngroups, dstate]; states: [batch,
     nheads, headdim, dstate], returned in f32.
 
-    chunk_size is not used: chunks have 64 steps. cu_seqlens is used with return_varlen_states only, which also returns the state after each
+    chunk_size is not used: ops.mamba2() chooses its chunks. cu_seqlens is used with return_varlen_states only, which also returns the state after each
     of the packed sequences; they then begin with states of 0, and seq_idx is not used.
     """
     torch = _torch(x)
