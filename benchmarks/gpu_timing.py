@@ -243,10 +243,10 @@ class Run:
             why = (str(error).strip().splitlines() or [""])[0]
             print(f"{case}: no {name}: {type(error).__name__}: {why}", file=sys.stderr, flush=True)
             return []
-        for theirs, ours in zip(*((t if isinstance(t, tuple) else (t,)) for t in (result, expected)), strict=True):
-            difference = relative_error(theirs.float(), ours.float())
-            if not difference <= 1e-2:
-                raise WrongResult(f"differs from {name} by {difference:.3g} (relative L2, allowed 0.01)")
+        pairs = zip(*((t if isinstance(t, tuple) else (t,)) for t in (result, expected)), strict=True)
+        differences = [relative_error(theirs.float(), ours.float()) for theirs, ours in pairs]
+        if not all(difference <= 1e-2 for difference in differences):
+            raise WrongResult(f"differs from {name} by {', '.join(f'{d:.3g}' for d in differences)} (relative L2, allowed 0.01)")
         return [Contender(name, launch, work)]
 
     def measure(self, mode, contenders):
