@@ -17,6 +17,11 @@ inline std::vector<float> narrowed(const std::vector<double>& values, DType dtyp
   return out;
 }
 
+inline std::vector<double> absolute(std::vector<double> values) {
+  for (double& x : values) x = std::abs(x);
+  return values;
+}
+
 /// A call of the five steps, with what lies between them.
 class Steps {
  public:
