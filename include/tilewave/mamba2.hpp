@@ -104,7 +104,8 @@ struct Mamba2BackwardOptions {
 ///
 /// f16 and bf16 without cu_seqlens are computed in chunks of up to 256 steps, by the gradients of the scan's five steps: see
 /// tilewave/mamba2_chunks.hpp, also for the range of f16. Sums over steps begin anew with each chunk. The call allocates 8 bytes for each
-/// element of [batch, nchunks, nheads, headdim, dstate] and of [batch, nchunks, ngroups, 256, 256], and with z two tensors of x's size.
+/// element of [batch, nchunks, nheads, headdim, dstate] and of [batch, nchunks, ngroups, 256, 256], 4 for each of B, and with z two tensors
+/// of x's size.
 ///
 /// f32 and packed sequences are computed by linear_attention_backward(). The decay's part of d_dt and A's gradient are then sums over all
 /// later steps of C dC - B dB, its dg: small differences of larger numbers where the decay is strong, and of 16-bit numbers in 16 bits.

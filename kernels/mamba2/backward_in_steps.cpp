@@ -82,16 +82,16 @@ void run_backward_in_steps(const Call& call, const GivenGradients& g, const Mamb
                                  .d_initial = or_null(d_initial)});
   if (to != nullptr && !to->is_contiguous()) cast(d_initial, *to, {.stream = stream});
 
-  // Inside chunks. dB and dC are rounded between their two summands: in f32 the first would take twice the bytes.
-  const Tensor d_cb = f32(of_products);
+  // Inside chunks. dC and dB have two summands, of which the first stays in f32.
+  const Tensor d_cb = f32(of_products), d_keys = f32(call.b.shape());
   const StepGradients d_steps{f32(of_steps), f32(of_steps)};
   ChunkCall inputs = scan;
   inputs.x = du, inputs.keys = call.b, inputs.states = d_states, inputs.y = g.dx;
   run_scan_input_gradients(stream, inputs);
-  run_scan_key_gradients(stream, scan, du, g.dc, d_cb, d_steps);
-  run_product_gradients_of_c(stream, {d_cb, call.b, g.dc, true, &g.dc});
-  run_added_key_gradients(stream, {.x = x, .keys = call.b, .sizes = sizes, .sums = sums, .states = d_states}, g.db, d_steps, &d_decays);
-  run_product_gradients_of_b(stream, {d_cb, call.c, g.db, true, &g.db});
+  run_scan_key_gradients(stream, scan, du, d_keys, d_cb, d_steps);
+  run_product_gradients_of_c(stream, {d_cb, call.b, g.dc, true, &d_keys});
+  run_added_key_gradients(stream, {.x = x, .keys = call.b, .sizes = sizes, .sums = sums, .states = d_states}, d_keys, d_steps, &d_decays);
+  run_product_gradients_of_b(stream, {d_cb, call.c, g.db, true, &d_keys});
 
   cumsum.sums = d_steps.sums, cumsum.sizes = d_steps.sizes;
   run_cumsum_gradients(stream, cumsum, g.d_dt, options.da, options.d_dt_bias);

@@ -39,7 +39,7 @@ TileGrid group_grid(const Tensor& keys, std::int64_t chunks, std::int64_t rows, 
   return {static_cast<int>(keys.shape(0) * chunks * keys.shape(2)), tiles(rows, Kernel::M) * tiles(columns, Kernel::N)};
 }
 
-/// dB or dC, and the products of keys with d^T x in parts of columns.
+/// dB or dC, in the dtype or in f32, and the products of keys with d^T x in parts of columns.
 template <template <class> class Kernel>
 Tensor run_key_gradients(const Stream& stream, const ChunkCall& call, const Tensor& d_keys) {
   const std::int64_t state = call.keys.shape(3);
@@ -51,7 +51,11 @@ Tensor run_key_gradients(const Stream& stream, const ChunkCall& call, const Tens
       [&](auto& bind, auto& p, int) {
         bind_chunk(bind, p, call);
         bind(p.keys, by_head(call.keys));
-        bind(p.d_keys, by_head(d_keys));
+        if (d_keys.dtype() == DType::f32) {
+          bind(p.d_keys, nullptr), bind(p.unrounded, by_head(d_keys));
+        } else {
+          bind(p.d_keys, by_head(d_keys)), bind(p.unrounded, nullptr);
+        }
         bind(p.dots, parts_of_rows(dots));
         p.sums = call.sums.template data<float>();
         p.batches = static_cast<int>(call.x.shape(0));

@@ -16,8 +16,8 @@ void run_cumsum_gradients(const Stream& stream, const ChunkCumsumCall& call, con
 
 /// chunk_state's dx. `call.states`: the gradient of what each chunk adds, in x's dtype, here and in the next.
 void run_added_input_gradients(const Stream& stream, const ChunkCall& call, const Tensor& dx);
-/// chunk_state's dB and gradients of steps. With d_decays, which is of the chunks' last sums, `to` has the gradients of other steps, to
-/// which all are added.
+/// chunk_state's dB, in its dtype or in f32, and gradients of steps. With d_decays, which is of the chunks' last sums, `to` has the
+/// gradients of other steps, to which all are added.
 void run_added_key_gradients(const Stream& stream, const ChunkCall& call, const Tensor& db, const StepGradients& to,
                              const Tensor* d_decays = nullptr);
 
@@ -33,7 +33,7 @@ struct ProductGradientsCall {
   Tensor d_cb;                     ///< f32 [batch, chunk, group, step, step]
   Tensor values, out;              ///< B and dC, or C and dB
   bool causal;                     ///< as in ChunkProductsCall
-  const Tensor* addend = nullptr;  ///< if given, is added to the gradient; may be `out`
+  const Tensor* addend = nullptr;  ///< f32; if given, it is added to the gradient
 };
 void run_product_gradients_of_c(const Stream& stream, const ProductGradientsCall& call);
 void run_product_gradients_of_b(const Stream& stream, const ProductGradientsCall& call);
@@ -48,7 +48,7 @@ void run_skip_gradients(const Stream& stream, const Tensor& x, const Tensor& du,
 void run_scan_input_gradients(const Stream& stream, const ChunkCall& call);
 /// The gradient of the state before each chunk, of a call with du as x and that gradient as states, f32.
 void run_scan_state_gradients(const Stream& stream, const ChunkCall& call);
-/// chunk_scan's dC, dCB, and gradients of steps.
+/// chunk_scan's dC, in its dtype or in f32, dCB, and gradients of steps.
 void run_scan_key_gradients(const Stream& stream, const ChunkCall& call, const Tensor& du, const Tensor& dc, const Tensor& d_cb,
                             const StepGradients& to);
 

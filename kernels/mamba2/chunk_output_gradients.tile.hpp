@@ -16,8 +16,8 @@
 
 namespace tw::kernels::mamba2 {
 
-/// One gradient of bmm_chunk: of C, whose values are B; or OfB, whose values are C and whose weights are transposed. What another step gave
-/// may be added. A tile is M steps of one chunk and N columns of one group.
+/// One gradient of bmm_chunk: of C, whose values are B; or OfB, whose values are C and whose weights are transposed. A sum begins with
+/// the addend. A tile is M steps of one chunk and N columns of one group.
 template <class T, bool OfB>
 struct ProductGradients {
   static constexpr const char* source = "kernels/mamba2/chunk_output_gradients.tile.hpp";
@@ -35,7 +35,7 @@ struct ProductGradients {
     struct Params {
       Global<Target, const float, Products> d_cb;  ///< [batch * chunk, group, chunk_size, chunk_size]
       Global<Target, const T, V> values;           ///< [batch, group, time, state]
-      Global<Target, const T> addend;              ///< as values, or without elements; may be `out`
+      Global<Target, const float> addend;          ///< as values, or without elements: 0
       Global<Target, T, Out> out;                  ///< as values
       int groups, chunks, chunk_size, length;
       int columns;  ///< tiles of N columns
@@ -72,6 +72,7 @@ struct ProductGradients {
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       const int n = steps(p, w);
+      block.load(state.sum, p.addend, w.first + w.row0, w.col0, w.head, w.batch);
       for (int step = 0; step < n; ++step) {
         Slot& slot = block.take(memory.ring);
         const int at = begin(p, w) + step * K, left = w.count - at, i0 = OfB ? at : w.row0, j0 = OfB ? w.row0 : at;
@@ -86,9 +87,9 @@ struct ProductGradients {
         block.fence();
         block.sync();
         if constexpr (OfB)
-          block.mma(state.sum, view<Contract::rows>(memory.weights), slot.values, step == 0);
+          block.mma(state.sum, view<Contract::rows>(memory.weights), slot.values, false);
         else
-          block.mma(state.sum, memory.weights, slot.values, step == 0);
+          block.mma(state.sum, memory.weights, slot.values, false);
         block.wait(leave<0>, state.sum);
         block.release(memory.ring);
         block.sync();
@@ -96,16 +97,8 @@ struct ProductGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      const int row = w.first + w.row0, end = w.first + w.count;
-      if (row >= end) return;
-      if (p.addend.cols > 0) {
-        Fragment<Target, float, M, N> other;
-        auto from = p.addend;
-        from.rows = end;
-        block.load(other, from, row, w.col0, w.head, w.batch);
-        block.map(state.sum, other, [](auto x, auto more) { return x + more; });
-      }
-      block.store(state.sum, memory.out, p.out, row, w.col0, w.head, w.batch, end);
+      if (w.row0 >= w.count) return;
+      block.store(state.sum, memory.out, p.out, w.first + w.row0, w.col0, w.head, w.batch, w.first + w.count);
     }
   };
 };

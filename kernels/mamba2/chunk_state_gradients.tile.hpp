@@ -222,6 +222,7 @@ struct KeyGradients {
       Global<Target, const float, Vector> sizes, g;            ///< [batch * head, chunk * chunk_size + step]
       Pointer<Target, const float> sums;                       ///< g's elements
       Global<Target, T, Out> d_keys;                           ///< as keys
+      Global<Target, float> unrounded;                         ///< d_keys in f32 in its place, or without elements
       Global<Target, float> dots;                              ///< [tile of columns * batch, head, chunk * chunk_size + step, 1]
       int batches, heads, shared, chunks, chunk_size, length;  ///< shared: heads for each group
       int columns;                                             ///< tiles of N columns
@@ -287,8 +288,12 @@ struct KeyGradients {
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
-      if (w.row0 >= w.count) return;
-      block.store(state.sum, memory.out, p.d_keys, w.first + w.row0, w.col0, w.head, w.batch, w.first + w.count);
+      const int row = w.first + w.row0, end = w.first + w.count;
+      if (row >= end) return;
+      if (p.unrounded.cols == 0) return block.store(state.sum, memory.out, p.d_keys, row, w.col0, w.head, w.batch, end);
+      auto to = p.unrounded;
+      to.rows = end;
+      block.store(state.sum, to, row, w.col0, w.head, w.batch);
     }
   };
 };
