@@ -27,10 +27,10 @@ class Mamba2Backward : public testing::TestWithParam<Device> {
       return;
     auto expected = of.expected(true);
     if (dtype != DType::f32 && c.cu_seqlens.empty() && c.config != 0 && c.config != 1) {
-      // In steps no larger numbers cancel, so d_dt has the bounds of other results. A and dt_bias have one number for each head, which may
-      // be small by chance: their gradients have these bounds where there are enough for one on the norm.
-      expected.d_dt.cancelled.clear();
-      if (c.heads() >= 64) expected.da.cancelled.clear(), expected.d_bias.cancelled.clear();
+      // In steps no larger numbers cancel, so these have the bounds of other results, where there are enough elements for one on the norm:
+      // a single one may be small by chance. The gradients of A and dt_bias have one for each head, none of which may dominate.
+      if (c.batch * c.seqlen * c.heads() >= 64) expected.d_dt.cancelled.clear();
+      if (c.heads() >= 64 && c.rate == Rate::even) expected.da.cancelled.clear(), expected.d_bias.cancelled.clear();
     }
     const auto skip = [&](std::int64_t elements) { return [&of, elements](std::size_t i) { return of.of_no_sequence(i, elements); }; };
     const auto expect = [&](const char* name, const PlacedTensor& t, const Expected& e, std::int64_t products, std::int64_t of_step = 0) {
@@ -68,8 +68,8 @@ TEST_P(Mamba2Backward, EveryLength) {
 
 TEST_P(Mamba2Backward, ManyHeads) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    check({.seqlen = 300, .groups = 4, .shared = 16, .dim = 16, .state = 16}, dtype);
-    check({.seqlen = 90, .groups = 64, .dim = 16, .state = 16, .gate = false, .skip = 1, .numbered = true}, dtype);
+    check({.seqlen = 270, .groups = 4, .shared = 16, .dim = 16, .state = 16, .rate = Rate::even}, dtype);
+    check({.seqlen = 90, .groups = 64, .dim = 16, .state = 16, .rate = Rate::even, .gate = false, .skip = 1, .numbered = true}, dtype);
   }
 }
 

@@ -21,8 +21,9 @@
 
 namespace tw::kernels::mamba2 {
 
-/// Decay rates: up to 1; so that a step decays by exp(-20) and more; 0; and -infinity for every second head.
-enum class Rate { weak, strong, zero, infinite };
+/// Decay rates: from 0 to -1; from -0.5 to -1, with which all heads remember about as many steps; so that a step decays by exp(-20) and
+/// more; 0; and -infinity for every second head.
+enum class Rate { weak, even, strong, zero, infinite };
 
 struct Case {
   std::int64_t batch = 1, seqlen = 65, groups = 1, shared = 1, dim = 64, state = 64;  ///< `shared`: heads for each group
@@ -96,7 +97,8 @@ class Operands {
     std::uniform_real_distribution<float> unit(0, 1);
     for (std::int64_t head = 0; head < c.heads(); ++head) {
       const bool infinite = c.rate == Rate::infinite && head % 2 == 0;
-      of_rate.push_back(infinite ? -test::kInf : c.rate == Rate::strong ? -60 * unit(random) : c.rate == Rate::zero ? 0 : -unit(random));
+      const float rate = c.rate == Rate::strong ? -60 : c.rate == Rate::zero ? 0 : -1;
+      of_rate.push_back(infinite ? -test::kInf : rate * (c.rate == Rate::even ? 0.5f + 0.5f * unit(random) : unit(random)));
     }
     rate.fill(of_rate);
     if (!c.cu_seqlens.empty()) cu = to_device(c.cu_seqlens, {static_cast<std::int64_t>(c.cu_seqlens.size())});
