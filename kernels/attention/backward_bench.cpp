@@ -117,7 +117,7 @@ void run_backward_mask(Run& run, const BackwardCase& c, bool shared, DType dtype
   });
 }
 
-/// A share of all blocks of 128 x 128 keys and queries.
+/// A share of all blocks of 128 x 128 keys and queries, against the dense call: the time should fall with the share.
 void run_backward_blocks(Run& run, double density, bool causal, bool deterministic) {
   constexpr std::int64_t kSeqlen = 16384, kHeads = 16, kHeadDim = 128, kBlock = 128;
   const std::string name = tw::format("blocks-d{}-s{}-density{:g}-{}{}", kHeadDim, kSeqlen, density, causal ? "causal" : "full",
@@ -135,10 +135,29 @@ void run_backward_blocks(Run& run, double density, bool causal, bool determinist
   const AttentionBlocks blocks{.mask = &chosen.mask, .query_block = kBlock, .key_block = kBlock};
   const AttentionOptions options{.causal = causal, .blocks = &blocks, .lse = &lse, .stream = stream};
   tw::attention(q, k, v, o, options);
+  const Tensor dense_o = output(), dense_lse = Tensor::poisoned(lse.shape(), DType::f32, stream);
+  const AttentionOptions dense{.causal = causal, .lse = &dense_lse, .stream = stream};
+  tw::attention(q, k, v, dense_o, dense);
   const auto limits = run.options().list ? std::optional<GpuLimits>() : gpu_limits(device_info(run.options().device).name);
-  const double flops = chosen.selected * 10.0 * static_cast<double>(kBlock * kBlock * kHeadDim);
-  record_backward(run, name, flops, dtype, {Mode::hot, Mode::cool}, "TFLOP/s", limits ? limits->bf16_tflops : 0,
-                  [&] { attention_backward(q, k, v, o, lse, d_o, dq, dk, dv, {.forward = options, .deterministic = deterministic}); });
+  const auto gradients = [&](const Tensor& out, const Tensor& sums, const AttentionOptions& forward) {
+    return [&] { attention_backward(q, k, v, out, sums, d_o, dq, dk, dv, {.forward = forward, .deterministic = deterministic}); };
+  };
+  for (const Mode mode : {Mode::hot, Mode::cool}) {
+    Record record;
+    record.family = kBackward;
+    record.case_name = name;
+    record.dtype = dtype;
+    record.mode = mode;
+    record.unit = "TFLOP/s";
+    record.work = chosen.selected * 10e-12 * static_cast<double>(kBlock * kBlock * kHeadDim);
+    const auto timings = measure(mode, {{"tilewave", gradients(o, lse, options)}, {"dense", gradients(dense_o, dense_lse, dense)}}, stream,
+                                 run.effort(mode));
+    record.ours = timings[0];
+    record.peer = "dense attention";
+    record.peer_time = timings[1];
+    record.limit = limits ? limits->bf16_tflops : 0;
+    run.add(record);
+  }
 }
 
 void backward_on_gpu(Run& run) {
@@ -162,7 +181,7 @@ void backward_on_gpu(Run& run) {
   for (const std::int64_t head_dim : {128, 64})
     for (const bool shared : {true, false})
       run_backward_mask(run, {head_dim, 4096, 1, 16, false}, shared, DType::bf16, {Mode::hot, Mode::cool}, "TFLOP/s", limit);
-  for (const double density : {1.0, 0.25})
+  for (const double density : {1.0, 0.5, 0.25, 0.1})
     for (const bool causal : {false, true})
       for (const bool deterministic : {false, true}) run_backward_blocks(run, density, causal, deterministic);
 }
