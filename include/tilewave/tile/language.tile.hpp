@@ -22,6 +22,7 @@
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
 //   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
+//   SoloFragment accumulators of one of two warpgroups that take turns
 //   Operand    the left operand of a product, in registers
 //   DividedSums, DividedOperand  accumulators of a product whose columns the warps divide among them, and its right operand
 //   DividedSquares           sums of the squares of that operand's rows

@@ -147,12 +147,12 @@ TW_INLINE void load_vector(const Position& at, ColumnVector<T, Tile>& to, const 
 /// sync() waits for all threads.
 template <int kWarps, class F, class T, class Op, class Sync>
 TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, F>& exchange, Op op, Sync sync) {
-  constexpr int parts = kWarps / F::row_warps;
+  constexpr int row_warps = F::warps / F::column_warps, parts = kWarps / row_warps;
   if constexpr (parts > 1) {
     static_assert(parts == RowExchange<T, F>::parts, TW_SPLIT_ROW);
     if (at.lane % F::row_threads == 0) {
       TW_UNROLL
-      for (int i = 0; i < vector.size; ++i) exchange.at(at.block_warp() / F::row_warps, vector.row(at, i)) = vector.x[i];
+      for (int i = 0; i < vector.size; ++i) exchange.at(at.block_warp() / row_warps, vector.row(at, i)) = vector.x[i];
     }
     sync();
     TW_UNROLL
