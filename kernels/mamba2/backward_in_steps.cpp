@@ -82,7 +82,7 @@ void run_backward_in_steps(const Call& call, const GivenGradients& g, const Mamb
                                  .d_initial = or_null(d_initial)});
   if (to != nullptr && !to->is_contiguous()) cast(d_initial, *to, {.stream = stream});
 
-  // Inside chunks. dC and dB have two summands, of which the first stays in f32.
+  // The gradients inside each chunk. dC and dB are sums of two terms: the first is kept in f32 until the second has been added.
   const Tensor d_cb = f32(of_products), d_keys = f32(call.b.shape());
   const StepGradients d_steps{f32(of_steps), f32(of_steps)};
   ChunkCall inputs = scan;

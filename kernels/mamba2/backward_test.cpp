@@ -27,8 +27,8 @@ class Mamba2Backward : public testing::TestWithParam<Device> {
       return;
     auto expected = of.expected(true);
     if (dtype != DType::f32 && c.cu_seqlens.empty() && c.config != 0 && c.config != 1) {
-      // In steps no larger numbers cancel, so these have the bounds of other results, where there are enough elements for one on the norm:
-      // a single one may be small by chance. The gradients of A and dt_bias have one for each head, none of which may dominate.
+      // In five steps no large terms cancel, so these gradients get the usual bound on the norm of the error. It needs many elements,
+      // because a single one may be close to 0 by chance. A and dt_bias have one for each head, and no head may be much larger than others.
       if (c.batch * c.seqlen * c.heads() >= 64) expected.d_dt.cancelled.clear();
       if (c.heads() >= 64 && c.rate == Rate::even) expected.da.cancelled.clear(), expected.d_bias.cancelled.clear();
     }

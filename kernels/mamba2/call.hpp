@@ -297,7 +297,7 @@ void run_output_gradients(const Call& call, const Gradients& g);
 void run_input_gradients(const Call& call, const Discretized& d, const Gradients& g);
 /// d_dt, rate_sums and bias_sums.
 void run_size_gradients(const Call& call, const Discretized& d, const Gradients& g);
-/// y's gradient and those that mamba2_backward() always computes, as they were given.
+/// mamba2_backward()'s arguments: the gradient of y, and the gradients that are always computed.
 struct GivenGradients {
   const Tensor &dy, &dx, &d_dt, &db, &dc;
 };
