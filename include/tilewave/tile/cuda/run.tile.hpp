@@ -35,7 +35,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
   ptx::wait_for_previous_launch();
   ptx::allow_next_launch();
   if constexpr (!S::produces) {
-    const BlockBase<S::warps(), T::piece_loads, T::piece_stores> block{0};
+    const ProductBlock<S::warps(), T::piece_loads, T::piece_stores> block{0};
     run_without_rings<On, S::dispatch>(
         block, params, first, stride, grid.count(), [&](int i) { return Schedule::at(grid, i); }, [] { return S::tiles(); });
   } else {
