@@ -87,11 +87,14 @@ class BufferModel {
     has_read(use, reach);
     return nullptr;
   }
-  /// Threads read and write elements in any order between two barriers.
-  const char* update(BufferUse& use) {
-    if (const char* problem = still_read(use, Reach::block)) return problem;
-    if (use.written > block_.barrier) return kBufferLoadedTooEarly;
-    written(use, Reach::block, nullptr);
+  /// Threads read and write elements of one or more Buffers in any order between two barriers.
+  template <class... Use>
+  const char* update(Use&... uses) {
+    for (BufferUse* use : {&uses...}) {
+      if (const char* problem = still_read(*use, Reach::block)) return problem;
+      if (use->written > block_.barrier) return kBufferLoadedTooEarly;
+    }
+    (written(uses, Reach::block, nullptr), ...);
     sync();
     return nullptr;
   }

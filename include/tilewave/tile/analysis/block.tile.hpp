@@ -438,7 +438,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int R, int C, Contract contract, class Fn>
   void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
-    require(buffers_.update(buffer.use));
+    update(count, f, buffer);
+  }
+  template <class Fn, class... Buffers>
+  void update(int count, Fn f, const Buffers&... buffers) {
+    require(buffers_.update(buffers.use...));
     parallel(count, f);
   }
   /// Counts a write and a read of shared memory, and a read and a write of global memory.

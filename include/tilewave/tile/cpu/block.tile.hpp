@@ -486,7 +486,11 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int R, int C, Contract contract, class Fn>
   void update(const Buffer<T, R, C, contract>& buffer, int count, Fn f) {
-    require(buffers_.update(buffer.use));
+    update(count, f, buffer);
+  }
+  template <class Fn, class... Buffers>
+  void update(int count, Fn f, const Buffers&... buffers) {
+    require(buffers_.update(buffers.use...));
     for (int i = 0; i < count; ++i) f(i);
   }
   template <class F, int R, int C, class G>

@@ -273,6 +273,12 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     parallel(count, f);
     sync();
   }
+  /// The same for several Buffers.
+  template <class Fn, class... Buffers>
+  TW_INLINE void update(int count, Fn f, const Buffers&...) const {
+    parallel(count, f);
+    sync();
+  }
 
   // Counters and lists. All threads call these together, except count() and append().
 

@@ -269,7 +269,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     Base::template own<F>();
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2 && F::kind == TileKind::fragment) {
       for_matrices<false>(from, to.tile(), [](u32 address, const auto* x) {
         ptx::store_matrix_x4(address, ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
                              ptx::pack<T>(x[6], x[7]));
@@ -296,7 +296,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void load(F& to, const Buffer<T, R, C, contract>& from) const {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     Base::template own<F>();
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2 && F::kind == TileKind::fragment) {
       for_matrices<false>(to, from.tile(), [](u32 address, auto* x) {
         u32 pairs[4];
         ptx::load_matrix_x4(address, pairs);
