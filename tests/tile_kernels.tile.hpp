@@ -193,10 +193,10 @@ struct GatedDeltaRule {
     struct Memory {
       Ring<Target, Slot, 2> ring;
       VectorBuffer<Target, float, C> decay;
-      Buffer<Target, float, C, C> matrix;
+      InversionMemory<Target, C> inversion;
       Buffer<Target, T, D, D, Contract::rows> state;
       Buffer<Target, T, C, D, Contract::rows> updates;
-      explicit constexpr Memory(auto& block) : ring(block), decay(block), matrix(block), state(block), updates(block) {}
+      explicit constexpr Memory(auto& block) : ring(block), decay(block), inversion(block), state(block), updates(block) {}
     };
     struct State {
       Fragment<Target, float, D, D> s;
@@ -231,10 +231,7 @@ struct GatedDeltaRule {
         block.mma(x, slot.k, slot.k, true);
         block.wait(leave<0>, x);
         block.map(x, decay, decay_of_columns, beta, [](auto kk, auto row, auto col, auto b) { return kk * b * exp2(row - col); });
-        block.store(x, memory.matrix);
-        block.sync();
-        invert_unit_lower(block, memory.matrix);
-        block.load(x, memory.matrix);
+        invert_unit_lower(block, x, memory.inversion);
         Operand<Target, T, C, C> factors;
         block.convert(factors, x);
 
@@ -507,17 +504,44 @@ struct UnitLowerInverses {
       Global<Target, float> out;
     };
     struct Memory {
-      Buffer<Target, float, N, N> matrix;
-      explicit constexpr Memory(auto& block) : matrix(block) {}
+      InversionMemory<Target, N> inversion;
+      explicit constexpr Memory(auto& block) : inversion(block) {}
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
       Fragment<Target, float, N, N> x;
       block.load(x, p.in, t.m * N, 0);
-      block.store(x, memory.matrix);
-      block.sync();
-      invert_unit_lower(block, memory.matrix);
-      block.load(x, memory.matrix);
+      invert_unit_lower(block, x, memory.inversion);
       block.store(x, p.out, t.m * N, 0);
+    }
+  };
+};
+
+/// out(row, col) = 3 (64 row + col), the sum of two Buffers that one pass wrote.
+struct BuffersUpdatedTogether {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 64;
+    struct Params {
+      Global<Target, float> out;
+    };
+    struct Memory {
+      Buffer<Target, float, 64, 64> once, twice;
+      explicit constexpr Memory(auto& block) : once(block), twice(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      block.update(
+          64 * 64,
+          [&](int n) {
+            memory.once.at(n / 64, n % 64) = static_cast<float>(n);
+            memory.twice.at(n / 64, n % 64) = static_cast<float>(2 * n);
+          },
+          memory.once, memory.twice);
+      Fragment<Target, float, 64, 64> x, y;
+      block.load(x, memory.once);
+      block.load(y, memory.twice);
+      block.map(x, y, [](auto a, auto b) { return a + b; });
+      block.store(x, p.out, t.m * 64, 0);
     }
   };
 };

@@ -14,6 +14,9 @@ inline constexpr int kChunk = 64;
 /// exp of this is 0 in f32, so a gate below it does the same: it forgets the state. The sum of a chunk's gates stays finite, and so does
 /// every difference of two sums.
 inline constexpr float kLowestGate = -110.0f;
+/// Parts of bf16 for inverting a chunk's matrix, whose inverse is rounded to T.
+template <class T>
+inline constexpr int kInversionParts = sizeof(T) == 4 ? 3 : 2;
 
 /// The sequences of a call: [batch, length], or with offsets a batch of one with all sequences one after the other.
 template <class Target>
@@ -57,6 +60,7 @@ struct Prepare {
   struct On {
     static constexpr int rows = kChunk;
     static constexpr int min_blocks = 2;  // the inversion is a chain of short steps: another block runs meanwhile
+    static constexpr bool moves_registers = true;
     using Tokens = Shared<Target, T, kChunk, D>;
     struct Params {
       Global<Target, const T, Tokens> k;   ///< [batch, head of keys, token, dim]
@@ -74,8 +78,8 @@ struct Prepare {
     struct Memory {
       Ring<Target, Tokens, 1> keys;
       VectorBuffer<Target, float, kChunk> gates, decay;
-      Buffer<Target, float, kChunk, kChunk> matrix;
-      explicit constexpr Memory(auto& block) : keys(block), gates(block), decay(block), matrix(block) {}
+      InversionMemory<Target, kChunk, kInversionParts<T>> inversion;
+      explicit constexpr Memory(auto& block) : keys(block), gates(block), decay(block), inversion(block) {}
     };
     struct State {};
     TW_INLINE static Work work(const Params& p, Tile t) { return {p.sequences.chunk(t), t.batch}; }
@@ -119,10 +123,7 @@ struct Prepare {
       block.for_each(x, [&](int row, int, auto& value) {
         if (row >= size) value = 0.0f;
       });
-      block.store(x, memory.matrix);
-      block.sync();
-      invert_unit_lower(block, memory.matrix);
-      block.load(x, memory.matrix);
+      invert_unit_lower(block, x, memory.inversion);
       block.store(x, p.inverses, w.chunk.index * kChunk, 0, w.head);
     }
     TW_INLINE static void finish(auto&, const Params&, const Work&, Memory&, State&) {}

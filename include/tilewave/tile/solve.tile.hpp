@@ -14,79 +14,91 @@ TW_INLINE void transpose(auto& block, auto& from, auto& to, const auto& buffer) 
   block.load(to, buffer);
 }
 
-namespace detail {
-/// Merges neighbouring inverses of `size` rows each until there is one. A thread computes two rows and four columns of a product at a time.
-template <int size>
-TW_INLINE void merge_inverses(auto& block, const auto& matrix) {
-  constexpr int n = remove_const_reference<decltype(matrix)>::rows;
-  if constexpr (size < n) {
-    const int work = n / (2 * size) * (size / 2) * (size / 4);
-    const auto product = [&](int w, auto left, auto right, auto result) {
-      const int columns = size / 4, in_pair = w % (size / 2 * columns);
-      const int first = w / (size / 2 * columns) * 2 * size, row = in_pair / columns * 2, col = in_pair % columns;
-      decltype(matrix.at(0, 0) + 0.0f) sum[2][4] = {};
-      TW_NO_UNROLL
-      for (int k0 = 0; k0 < size; k0 += 8) {
-        TW_UNROLL
-        for (int k = k0; k < k0 + 8; ++k) {
-          TW_UNROLL
-          for (int c = 0; c < 4; ++c) {
-            const auto r = right(first, k, col + c * columns);
-            sum[0][c] += left(first, row, k) * r;
-            sum[1][c] += left(first, row + 1, k) * r;
-          }
-        }
-      }
-      TW_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        result(first, row, col + c * columns, sum[0][c]);
-        result(first, row + 1, col + c * columns, sum[1][c]);
-      }
-    };
-    // L inv(B1), to the upper right. inv(B1) is lower triangular; the memory above its diagonal holds other values.
-    block.update(matrix, work, [&](int w) {
-      product(
-          w, [&](int first, int i, int k) { return matrix.at(first + size + i, first + k) + 0.0f; },
-          [&](int first, int k, int j) { return k < j ? 0.0f : matrix.at(first + k, first + j) + 0.0f; },
-          [&](int first, int i, int j, auto x) { matrix.at(first + i, first + size + j) = x; });
-    });
-    block.update(matrix, work, [&](int w) {
-      product(
-          w, [&](int first, int i, int k) { return k > i ? 0.0f : matrix.at(first + size + i, first + size + k) + 0.0f; },
-          [&](int first, int k, int j) { return matrix.at(first + k, first + size + j) + 0.0f; },
-          [&](int first, int i, int j, auto x) { matrix.at(first + size + i, first + j) = -x; });
-    });
-    merge_inverses<2 * size>(block, matrix);
+/// An N x N matrix in shared memory as the sum of `Parts` of bf16: two leave out 2^-17 of each element, three 2^-25.
+template <class Target, int N, int Parts>
+struct SplitMatrix {
+  Buffer<Target, bf16, N, N> part;
+  SplitMatrix<Target, N, Parts - 1> rest;
+  explicit constexpr SplitMatrix(auto& block) : part(block), rest(block) {}
+
+  /// Part n, of which 0 is the largest.
+  template <int n>
+  TW_INLINE const auto& at() const {
+    if constexpr (n == 0)
+      return part;
+    else
+      return rest.template at<n - 1>();
   }
+};
+template <class Target, int N>
+struct SplitMatrix<Target, N, 0> {
+  explicit constexpr SplitMatrix(auto&) {}
+};
+
+namespace detail {
+/// Other threads and tensor cores see it after a fence and a barrier.
+template <class Target, int N, int Parts>
+TW_INLINE void store_split(auto& block, const auto& matrix, const SplitMatrix<Target, N, Parts>& to) {
+  block.store(matrix, to.part);
+  if constexpr (Parts > 1) {
+    auto rest = matrix;
+    block.map(rest, [](auto x) { return x - tw::to<float>(tw::to<bf16>(x)); });
+    store_split(block, rest, to.rest);
+  }
+}
+/// product = a b without the products of small parts: those of parts whose numbers add up to `sum`, from part `first` of a on, then those
+/// of larger parts.
+template <int sum, int first, bool overwrite>
+TW_INLINE void multiply_parts(auto& block, auto& product, const auto& a, const auto& b) {
+  block.mma(product, a.template at<first>(), view<Contract::rows>(b.template at<sum - first>()), overwrite);
+  if constexpr (first < sum)
+    multiply_parts<sum, first + 1, false>(block, product, a, b);
+  else if constexpr (sum > 0)
+    multiply_parts<sum - 1, 0, false>(block, product, a, b);
+}
+template <class Target, int N, int Parts>
+TW_INLINE void multiply_split(auto& block, auto& product, const SplitMatrix<Target, N, Parts>& a, const SplitMatrix<Target, N, Parts>& b) {
+  multiply_parts<Parts - 1, 0, true>(block, product, a, b);
+  block.wait(leave<0>, product);
 }
 }  // namespace detail
 
-/// Inverts a square f32 Buffer of 2^n x 16 rows in place. Only the part below the diagonal is read: the matrix has ones on the diagonal and
-/// zeros above it. All threads call it, after a barrier that makes the elements visible; all see the result.
+/// What invert_unit_lower() needs in shared memory. `Parts`: of bf16, into which it splits operands, 2 or 3.
+template <class Target, int N, int Parts = 2>
+struct InversionMemory {
+  Buffer<Target, float, N, N> matrix;
+  SplitMatrix<Target, N, Parts> inverse, coupling;
+  explicit constexpr InversionMemory(auto& block) : matrix(block), inverse(block), coupling(block) {}
+};
+
+/// Inverts an N x N Fragment of f32, where N is 16, 32, 64, ... Only the part below the diagonal is read: the matrix has ones on the
+/// diagonal and zeros above it. All threads call it, after a barrier if `memory` has been used before.
 ///
 /// Blocks of 16 on the diagonal are inverted by substitution, one thread for each column. Then neighbouring blocks are merged, which
-/// doubles their size: the inverse of {B1, 0; L, B2} has -inv(B2) L inv(B1) below the diagonal. Intermediate results are stored above the
-/// diagonal.
-TW_INLINE void invert_unit_lower(auto& block, const auto& matrix) {
-  using Matrix = remove_const_reference<decltype(matrix)>;
-  constexpr int n = Matrix::rows, base = 16;
-  static_assert(is_same<typename Matrix::Element, float> && Matrix::cols == n && n % base == 0 && (n / base & (n / base - 1)) == 0,
-                "invert_unit_lower() is for square f32 Buffers of 16, 32, 64, ... rows");
+/// doubles their size: the inverse of {B1, 0; L, B2} has -inv(B2) L inv(B1) below the diagonal. Those are products of the whole matrix, in
+/// which only the blocks of a size or what couples them is not zero. Operands are split into sums of bf16.
+template <class Target, int N, int Parts>
+TW_INLINE void invert_unit_lower(auto& block, auto& x, const InversionMemory<Target, N, Parts>& memory) {
+  constexpr int base = 16;
+  static_assert(N % base == 0 && (N / base & (N / base - 1)) == 0, "invert_unit_lower() is for matrices of 16, 32, 64, ... rows");
+  const auto& matrix = memory.matrix;
+  block.store(x, matrix);
+  block.sync();
   // Column j of a block's inverse goes into its row j, above the diagonal, because other threads still read the part below.
-  block.update(matrix, n, [&](int j) {
+  block.update(matrix, N, [&](int j) {
     const int first = j / base * base, column = j - first;
-    decltype(matrix.at(0, 0) + 0.0f) x[base];
+    decltype(matrix.at(0, 0) + 0.0f) inverse[base];
     TW_UNROLL
     for (int i = 0; i < base; ++i) {
-      x[i] = i == column ? 1.0f : 0.0f;
+      inverse[i] = i == column ? 1.0f : 0.0f;
       TW_UNROLL
-      for (int k = 0; k < i; ++k) x[i] -= matrix.at(first + i, first + k) * x[k];
+      for (int k = 0; k < i; ++k) inverse[i] -= matrix.at(first + i, first + k) * inverse[k];
     }
     TW_UNROLL
     for (int i = 0; i < base; ++i)
-      if (i > column) matrix.at(j, first + i) = x[i];
+      if (i > column) matrix.at(j, first + i) = inverse[i];
   });
-  block.update(matrix, n, [&](int j) {
+  block.update(matrix, N, [&](int j) {
     const int first = j / base * base, column = j - first;
     TW_UNROLL
     for (int i = 0; i < base; ++i) {
@@ -94,10 +106,31 @@ TW_INLINE void invert_unit_lower(auto& block, const auto& matrix) {
       if (i == column) matrix.at(j, j) = 1.0f;
     }
   });
-  detail::merge_inverses<base>(block, matrix);
-  block.update(matrix, n * n, [&](int e) {
-    if (e % n > e / n) matrix.at(e / n, e % n) = 0.0f;
+  block.load(x, matrix);
+  const auto a = x;  // between the blocks
+  block.for_each(x, [](int row, int col, auto& value) {
+    if (row / base != col / base || col > row) value = 0.0f;
   });
+  TW_NO_UNROLL
+  for (int size = base; size < N; size *= 2) {
+    auto product = a;
+    block.for_each(product, [size](int row, int col, auto& value) {
+      const int difference = row ^ col;
+      value = row > col && difference >= size && difference < 2 * size ? -value : 0.0f;
+    });
+    detail::store_split(block, x, memory.inverse);
+    detail::store_split(block, product, memory.coupling);
+    block.fence();
+    block.sync();
+    detail::multiply_split(block, product, memory.inverse, memory.coupling);
+    block.sync();
+    detail::store_split(block, product, memory.coupling);
+    block.fence();
+    block.sync();
+    detail::multiply_split(block, product, memory.coupling, memory.inverse);
+    block.map(x, product, [](auto inverse, auto between) { return inverse + between; });
+    block.sync();
+  }
 }
 
 }  // namespace tw
