@@ -30,6 +30,7 @@ struct Call {
   // What PrepareChannels leaves for WalkChannels, beside inverses and betas
   Tensor queries, keys, keys_after;  ///< [Hv, chunks * 64, D], D the kernels' number of dimensions
   Tensor weights, whole;             ///< [Hv, chunks * 64, 64], [Hv, chunks, D]
+  Tensor matrices;                   ///< of f32: [Hv, chunks * 64, 64]
 
   /// Whether each channel of a key has a gate of its own.
   bool gates_of_channels() const { return g && g->rank() == 4; }
@@ -73,11 +74,16 @@ inline void bind_prepare_channels(auto& bind, auto& p, const Call& call) {
   bind(p.queries, call.queries);
   bind(p.keys, call.keys);
   bind(p.keys_after, call.keys_after);
-  bind(p.whole, call.whole);
-  bind(p.inverses, call.inverses);
+  p.whole = call.whole.data<float>();
+  p.chunks = call.chunks();
+  bind(p.matrices, call.matrices);
   bind(p.weights, call.weights);
   bind(p.scale, call.betas.transpose(0, 1));
   bind_sequences(p, call);
+}
+inline void bind_invert_channels(auto& bind, auto& p, const Call& call) {
+  bind(p.matrices, call.matrices);
+  bind(p.inverses, call.inverses);
 }
 inline void bind_walk_channels(auto& bind, auto& p, const Call& call) {
   bind(p.queries, call.queries);
@@ -309,6 +315,7 @@ void make_workspace(Call& call, int dim, Make make) {
     for (Tensor* const operand : {&call.queries, &call.keys, &call.keys_after}) *operand = make(Shape{call.heads(), tokens, dim}, dtype);
     call.weights = make(call.inverses.shape(), dtype);
     call.whole = make(Shape{call.heads(), call.chunks(), dim}, DType::f32);
+    call.matrices = make(call.inverses.shape(), DType::f32);
   } else {
     call.decay = make(Shape{call.heads(), tokens}, DType::f32);
   }
@@ -340,6 +347,8 @@ void make_workspace(const Call& call, Gradient& gradient, Make make) {
 
 /// Normalised queries or keys, of up to 256 dimensions.
 Tensor normalised_on_cpu(const Tensor& x);
+/// The kernels before WalkChannels. Betas are f32.
+void prepare_channels_on_cpu(const Call& call);
 void chunks_on_cpu(Call call);
 void steps_on_cpu(Call call);
 void gradients_on_cpu(Call call, Gradient gradient);

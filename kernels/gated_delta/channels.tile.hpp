@@ -21,6 +21,13 @@ inline constexpr const char* kChannelsSource = "kernels/gated_delta/channels.til
 
 /// Channels that PrepareChannels does at a time.
 inline constexpr int kSlice = 64;
+/// Levels of pairs of a chunk's tokens.
+inline constexpr int kLevels = 6;
+/// Neighbouring tokens of which a thread has the decays of a channel.
+inline constexpr int kRun = 16;
+inline constexpr int kRuns = kChunk / kRun;
+/// Levels whose operands are in shared memory together.
+inline constexpr int kTogether = 3;
 
 /// sums(i) = the sum of the gates of tokens first to i, for i from `first` to end - 1.
 TW_INLINE void sum_up_to(const auto& gates, const auto& sums, int channel, int first, int end) {
@@ -63,55 +70,71 @@ TW_INLINE void load_gates(auto& block, auto& fragment, const auto& from, const a
   block.sync();
 }
 
-/// Of each chunk and head: the inverse of I + A, P, and the operands of the chunk's other products, exp(G) K, exp(G) Q and
-/// exp(G_last - G) K. Tokens after the chunk's last one get a beta and operands of 0. A step is kSlice channels.
-template <class T, class Beta>
+/// The decays of a channel along a run of kRun tokens, in blocks of 1, 2, 4, ... of them: since a block's first token (with its own gate),
+/// and until its last one (with those of the tokens after).
+template <class X>
+struct Decays {
+  X since[kRun], until[kRun];
+
+  /// Blocks of one token, of the tokens from `first` on.
+  TW_INLINE Decays(const auto& decays, int first, int channel) {
+    TW_UNROLL
+    for (int i = 0; i < kRun; ++i) {
+      since[i] = decays.at(first + i, channel) * 1.0f;
+      until[i] = 1.0f;
+    }
+  }
+  /// Makes one block of every two of `half` tokens.
+  TW_INLINE void merge(int half) {
+    const auto last_of_first = [half](int i) { return i / (2 * half) * 2 * half + half - 1; };
+    TW_UNROLL
+    for (int i = 0; i < kRun; ++i)
+      if ((i & half) == 0) until[i] = until[i] * since[last_of_first(i) + half];
+    TW_UNROLL
+    for (int i = 0; i < kRun; ++i)
+      if ((i & half) != 0) since[i] = since[i] * since[last_of_first(i)];
+  }
+};
+
+/// Of each chunk and head: A, P, and the operands of the chunk's other products, exp(G) K, exp(G) Q and
+/// exp(G_last - G) K. Tokens after the chunk's last one get a beta and operands of 0. It takes kSlice channels at a time. `Blocks`
+/// share an SM: while one computes decays, the other multiplies.
+template <class T, class Beta, int Blocks>
 struct PrepareChannels {
   static constexpr const char* source = kChannelsSource;
 
   template <class Target>
   struct On {
-    static constexpr int rows = kChunk;
-    static constexpr int min_blocks = 2;  // chains of short steps: another block runs meanwhile
-    static constexpr bool moves_registers = true;
-    using Tokens = Shared<Target, T, kChunk, kSlice>;
+    static constexpr int rows = 128;
+    static constexpr int warpgroups = rows / 64;
+    static constexpr int min_blocks = Blocks;
+    using Gates = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 4>;
+    using Tokens = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 8>;
     struct Params {
-      Global<Target, const T, Tokens> q, k;         ///< [batch, head of keys, token, dim]
-      Global<Target, const float> gates;            ///< [batch, head, token, dim]
-      Global<Target, const Beta> betas;             ///< [batch, token, head]
-      Global<Target, T> queries, keys, keys_after;  ///< [head, chunk * 64, dim]: exp(G) Q, exp(G) K, exp(G_last - G) K
-      Global<Target, float> whole;                  ///< [head, chunk, dim]: exp(G_last)
-      Global<Target, T> inverses, weights;          ///< [head, chunk * 64, 64]: of I + A; P
-      Global<Target, float> scale;                  ///< [chunk * 64, head]: beta
+      Global<Target, const T, Tokens> q, k;                 ///< [batch, head of keys, token, dim]
+      Global<Target, const float, Gates> gates;             ///< [batch, head, token, dim]
+      Global<Target, const Beta> betas;                     ///< [batch, token, head]
+      Global<Target, T, Tokens> queries, keys, keys_after;  ///< [head, chunk * 64, dim]: exp(G) Q, exp(G) K, exp(G_last - G) K
+      Pointer<Target, float> whole;                         ///< [head, chunk, dim]: exp(G_last)
+      Global<Target, float> matrices;                       ///< [head, chunk * 64, 64]: A, with anything above its diagonal
+      Global<Target, T> weights;                            ///< the same of P
+      Global<Target, float> scale;                          ///< [chunk * 64, head]: beta
       Sequences<Target> sequences;
-      int group;  ///< heads that share a key
-    };
-    struct Work {
-      typename Sequences<Target>::Chunk chunk;
-      int head;
-    };
-    struct Slot {
-      Tokens q, k;
+      int chunks;  ///< of all sequences
+      int group;   ///< heads that share a key
     };
     struct Memory {
-      Ring<Target, Slot, 1> slots;
-      Buffer<Target, float, kChunk, kSlice> gates, sums;
-      Buffer<Target, T, kChunk, kSlice> q, k;
-      explicit constexpr Memory(auto& block) : slots(block), gates(block), sums(block), q(block), k(block) {}
+      Buffer<Target, float, kChunk, kSlice> decays;
+      VectorBuffer<Target, float, kRuns * kSlice> totals;  ///< of whole runs
+      Buffer<Target, T, kChunk, kSlice> q, k, k_after;
+      Buffer<Target, T, kChunk, 2 * kTogether * kSlice> scaled;  ///< queries and keys of one level after the other
+      explicit constexpr Memory(auto& block) : decays(block), totals(block), q(block), k(block), k_after(block), scaled(block) {}
     };
-    struct State {};
-    TW_INLINE static Work work(const Params& p, Tile t) { return {p.sequences.chunk(t), t.batch}; }
-    TW_INLINE static int steps(const Params& p, const Work& w) { return w.chunk.size > 0 ? ceil_div(p.queries.cols, kSlice) : 0; }
-    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
-      const int head = static_cast<int>(static_cast<u32>(w.head) / static_cast<u32>(p.group));
-      producer.put(memory.slots, [&](auto copy, Slot& slot) {
-        copy.tile(p.q, slot.q, w.chunk.first, step * kSlice, head, w.chunk.batch);
-        copy.tile(p.k, slot.k, w.chunk.first, step * kSlice, head, w.chunk.batch);
-      });
-    }
-    TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State&) {
-      if (w.chunk.size <= 0) return;
-      const int size = w.chunk.size, of_chunk = w.chunk.index * kChunk, n = steps(p, w);
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      const auto chunk = p.sequences.chunk(t);
+      const int size = chunk.size, of_chunk = chunk.index * kChunk, head = t.batch;
+      const int head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group));
+      if (size <= 0) return;
       const auto hide_others = [&](auto& tile) {
         block.for_each(tile, [&](int row, int, auto& value) {
           if (row >= size) value = 0.0f;
@@ -121,84 +144,169 @@ struct PrepareChannels {
       block.fill(a, 0.0f);
       block.fill(weights, 0.0f);
       TW_NO_UNROLL
-      for (int step = 0; step < n; ++step) {
-        const int channel = step * kSlice;
-        Slot& slot = block.take(memory.slots);
-        Square factors;
-        load_gates(block, factors, p.gates, w.chunk, channel, w.head, memory.gates);
-        // The tokens' queries with their own keys.
-        add_products(block, weights, slot.q, slot.k, [](int row, int col) { return row == col; });
-        TW_NO_UNROLL
-        for (int half = kChunk / 2; half > 0; half /= 2) {
-          const auto level = [half](int row, int col) { return in_level(row, col, half); };
-          sum_of_level(block, memory.gates, memory.sums, half);
-          load_factors(block, factors, memory.sums);
-          Square scaled;
-          scale(block, scaled, slot.q, factors);
-          block.store(scaled, memory.q);
-          scale(block, scaled, slot.k, factors);
-          share(block, scaled, memory.k);
-          add_products(block, a, memory.k, memory.k, level);
-          add_products(block, weights, memory.q, memory.k, level);
+      for (int channel = 0; channel < p.queries.cols; channel += kSlice) {
+        {
+          Gates decays;
+          block.load(decays, p.gates, chunk.first, channel, head, chunk.batch);
+          block.for_each(decays, [&](int row, int, auto& gate) {
+            if (gate < kLowestGate) gate = kLowestGate;
+            gate = row < size ? exp(gate) : 1.0f;
+          });
+          block.store(decays, memory.decays);
         }
-        block.update(memory.sums, kSlice, [&](int c) { sum_up_to(memory.gates, memory.sums, c, 0, kChunk); });
-        load_factors(block, factors, memory.sums);
-        Square scaled;
-        scale(block, scaled, slot.q, factors);
-        hide_others(scaled);
-        block.store(scaled, p.queries, of_chunk, channel, w.head);
-        scale(block, scaled, slot.k, factors);
-        hide_others(scaled);
-        block.store(scaled, p.keys, of_chunk, channel, w.head);
-        block.scatter(
-            factors, p.whole, [&](int row) { return row == kChunk - 1 ? w.chunk.index : -1; }, channel, w.head);
+        Tokens tokens;
+        block.load(tokens, p.q, chunk.first, channel, head_of_keys, chunk.batch);
+        hide_others(tokens);
+        block.store(tokens, memory.q);
+        block.load(tokens, p.k, chunk.first, channel, head_of_keys, chunk.batch);
+        hide_others(tokens);
+        share(block, tokens, memory.k);
+        Square x;
+        // The tokens' queries with their own keys.
+        block.mma(x, memory.q, memory.k, true);
+        block.wait(leave<0>, x);
+        add_if(block, weights, x, [](int row, int col) { return row == col; });
+        add_levels<0>(block, a, weights, memory);
+        block.parallel(min(p.queries.cols - channel, kSlice), [&](int n) {
+          p.whole[(static_cast<i64>(head) * p.chunks + chunk.index) * p.queries.cols + channel + n] = memory.decays.at(kChunk - 1, n);
+        });
+        block.load(tokens, memory.q);
+        block.store(tokens, p.queries, of_chunk, channel, head);
+        block.load(tokens, memory.k);
+        block.store(tokens, p.keys, of_chunk, channel, head);
+        block.load(tokens, memory.k_after);
+        block.store(tokens, p.keys_after, of_chunk, channel, head);
         block.sync();
-        block.update(memory.sums, kSlice, [&](int c) { sum_after(memory.gates, memory.sums, c, 0, kChunk); });
-        load_factors(block, factors, memory.sums);
-        scale(block, scaled, slot.k, factors);
-        hide_others(scaled);
-        block.store(scaled, p.keys_after, of_chunk, channel, w.head);
-        block.sync();
-        block.release(memory.slots);
       }
       hide_others(weights);
-      block.store(weights, p.weights, of_chunk, 0, w.head);
+      block.store(weights, p.weights, of_chunk, 0, head);
       RowVector<Target, float, Square> beta;
-      block.load(beta, p.betas, w.chunk.first, w.head, w.chunk.batch);
+      block.load(beta, p.betas, chunk.first, head, chunk.batch);
       block.for_rows(beta, [&](int row, int, auto& value) {
         if (row >= size) value = 0.0f;
       });
-      block.store(beta, p.scale, of_chunk, w.head);
+      block.store(beta, p.scale, of_chunk, head);
       block.map(a, beta, [](auto value, auto b) { return value * b; });
       hide_others(a);
-      block.store(a, memory.sums);
-      block.sync();
-      invert_unit_lower(block, memory.sums);
-      block.load(a, memory.sums);
-      block.store(a, p.inverses, of_chunk, 0, w.head);
+      block.store(a, p.matrices, of_chunk, 0, head);
     }
-    TW_INLINE static void finish(auto&, const Params&, const Work&, Memory&, State&) {}
 
    private:
-    using Square = Fragment<Target, float, kChunk, kChunk>;  // tokens by tokens, or by channels
+    using Square = Fragment<Target, float, kChunk, kChunk, warpgroups>;  // tokens by tokens, or by channels
     static_assert(kSlice == kChunk);
 
-    TW_INLINE static void load_factors(auto& block, Square& factors, const auto& sums) {
-      block.load(factors, sums);
-      block.map(factors, [](auto sum) { return exp(sum); });
+    /// Adds the products of the levels from `first` on to A, without beta, and P.
+    template <int first>
+    TW_INLINE static void add_levels(auto& block, Square& a, Square& weights, Memory& memory) {
+      if constexpr (first < kLevels) {
+        if constexpr (first > 0) block.sync();  // the products before have read `scaled`
+        scale_levels<first>(block, memory);
+        block.fence();
+        block.sync();
+        add_products<first, 0>(block, a, weights, memory);
+        add_levels<first + kTogether>(block, a, weights, memory);
+      }
     }
-    TW_INLINE static void scale(auto& block, Square& scaled, Tokens& tokens, Square& factors) {
-      block.load(scaled, tokens);
-      block.map(scaled, factors, [](auto x, auto factor) { return x * factor; });
+    /// The operands of the levels from `first` on. At the last ones the decays become exp(G), and q, k and k_after the operands of the
+    /// chunk's other products.
+    template <int first>
+    TW_INLINE static void scale_levels(auto& block, Memory& memory) {
+      using X = remove_const_reference<decltype(memory.decays.at(0, 0) * 1.0f)>;
+      const auto scale_run = [&](int n) {
+        const int channel = n % kSlice, run = n / kSlice, token = run * kRun;
+        // The decay of the runs before or after this one in its block of `runs`.
+        const auto beside = [&](int runs, bool before) {
+          X product = 1.0f;
+          TW_UNROLL
+          for (int other = 0; other < kRuns; ++other) {
+            if ((other ^ run) < runs && (before ? other < run : other > run)) product = product * memory.totals[other * kSlice + channel];
+          }
+          return product;
+        };
+        Decays<X> decays(memory.decays, token, channel);
+        TW_UNROLL
+        for (int level = 0; level < kLevels; ++level) {
+          const int half = 1 << level;
+          if (level >= first && level < first + kTogether) {
+            const int col = 2 * (level - first) * kSlice + channel;
+            const bool second = (token & half) != 0;
+            const X rest = half > kRun ? beside(half / kRun, second) : X(1.0f);
+            TW_UNROLL
+            for (int i = 0; i < kRun; ++i) {
+              const X factor = rest * (((token + i) & half) != 0 ? decays.since[i] : decays.until[i]);
+              put(memory.scaled, token + i, col, get(memory.q, token + i, channel) * factor);
+              put(memory.scaled, token + i, col + kSlice, get(memory.k, token + i, channel) * factor);
+            }
+          }
+          if (half < kRun) decays.merge(half);
+        }
+        if (first == 0) memory.totals[n] = decays.since[kRun - 1];
+        if (first + kTogether < kLevels) return;
+        const X before = beside(kRuns, true), after = beside(kRuns, false);
+        TW_UNROLL
+        for (int i = 0; i < kRun; ++i) {
+          const X since = decays.since[i] * before;
+          const auto key = get(memory.k, token + i, channel);
+          memory.decays.at(token + i, channel) = since;
+          put(memory.q, token + i, channel, get(memory.q, token + i, channel) * since);
+          put(memory.k, token + i, channel, key * since);
+          put(memory.k_after, token + i, channel, key * (decays.until[i] * after));
+        }
+      };
+      if constexpr (first + kTogether < kLevels)
+        block.update(memory.scaled, kRuns * kSlice, scale_run);
+      else
+        block.update(kRuns * kSlice, scale_run, memory.scaled, memory.decays, memory.q, memory.k, memory.k_after);
     }
-    /// Adds those elements of left right^T that `wanted(row, col)` holds for.
-    TW_INLINE static void add_products(auto& block, Square& sum, const auto& left, const auto& right, auto wanted) {
-      Square product;
-      block.mma(product, left, right, true);
-      block.wait(leave<0>, product);
+    TW_INLINE static auto get(const auto& buffer, int row, int col) { return tw::to<float>(buffer.at(row, col)); }
+    TW_INLINE static void put(const auto& buffer, int row, int col, auto value) { buffer.at(row, col) = tw::to<T>(value); }
+    template <int first, int n>
+    TW_INLINE static void add_products(auto& block, Square& a, Square& weights, Memory& memory) {
+      if constexpr (n < kTogether) {
+        const auto q = view_columns<2 * n * kSlice, kSlice>(memory.scaled);
+        const auto k = view_columns<(2 * n + 1) * kSlice, kSlice>(memory.scaled);
+        Square of_keys, of_queries;
+        block.mma(of_keys, k, k, true);
+        block.mma(of_queries, q, k, true);
+        const auto is_in_level = [](int row, int col) { return in_level(row, col, 1 << (first + n)); };
+        block.wait(leave<1>, of_keys);
+        add_if(block, a, of_keys, is_in_level);
+        block.wait(leave<0>, of_queries);
+        add_if(block, weights, of_queries, is_in_level);
+        add_products<first, n + 1>(block, a, weights, memory);
+      }
+    }
+    /// Adds those elements of the product that `wanted(row, col)` holds for.
+    TW_INLINE static void add_if(auto& block, Square& sum, Square& product, auto wanted) {
       block.for_each(sum, product, [&](int row, int col, auto& x, auto& y) {
         if (wanted(row, col)) x = x + y;
       });
+    }
+  };
+};
+
+/// The inverses of I + A of all chunks.
+template <class T>
+struct InvertChannels {
+  static constexpr const char* source = kChannelsSource;
+
+  template <class Target>
+  struct On {
+    static constexpr int rows = kChunk;
+    static constexpr int min_blocks = 2;  // a chain of short steps: other blocks run meanwhile
+    struct Params {
+      Global<Target, const float> matrices;  ///< [head, chunk * 64, 64]: A
+      Global<Target, T> inverses;            ///< the same
+    };
+    struct Memory {
+      InversionMemory<Target, kChunk, kInversionParts<T>> inversion;
+      explicit constexpr Memory(auto& block) : inversion(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      Fragment<Target, float, kChunk, kChunk> x;
+      block.load(x, p.matrices, t.m * kChunk, 0, t.batch);
+      invert_unit_lower(block, x, memory.inversion);
+      block.store(x, p.inverses, t.m * kChunk, 0, t.batch);
     }
   };
 };

@@ -19,6 +19,13 @@ Tensor normalised_on_cpu(const Tensor& x) {
   return y;
 }
 
+void prepare_channels_on_cpu(const Call& call) {
+  with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
+    launch_cpu<PrepareChannels<T, float, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    launch_cpu<InvertChannels<T>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
+  });
+}
+
 void chunks_on_cpu(Call call) {
   call.beta = call.beta.to(DType::f32);
   make_workspace(call, padded_dim(call), [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); });
@@ -30,8 +37,7 @@ void chunks_on_cpu(Call call) {
     with_dim(call, [&]<int dim>(Constant<dim>) {
       if constexpr (dim <= kMostChannels) {
         if (call.gates_of_channels()) {
-          if (call.chunks() > 0)
-            launch_cpu<PrepareChannels<T, float>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+          if (call.chunks() > 0) prepare_channels_on_cpu(call);
           launch_cpu<WalkChannels<T, dim, 128, 1>>(walk_grid(call, 128), [&](auto& bind, auto& p) { bind_walk_channels(bind, p, call); });
           return;
         }

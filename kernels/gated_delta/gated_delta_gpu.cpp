@@ -20,6 +20,7 @@ enum class Kind {
   walk,
   wide_walk,
   prepare_channels,
+  invert_channels,
   walk_channels,
   step,
   normalise,
@@ -37,8 +38,8 @@ struct DeltaKernel {
   Kind kind;
   DType x, beta;
   int dim;
-  bool normalise;         ///< step, row_gradients
-  int slice, stages;      ///< walks, states and their gradients; of gradients the stages of states and of tokens
+  bool normalise;     ///< step, row_gradients
+  int slice, stages;  ///< walks, states and their gradients; of gradients the stages of states and of tokens; blocks of prepare_channels
   bool channels = false;  ///< step: whether gates are of channels
   auto operator<=>(const DeltaKernel&) const = default;
 };
@@ -53,7 +54,9 @@ std::string type_of(const DeltaKernel& k) {
     case Kind::wide_walk:
       return tw::format("tw::kernels::gated_delta::WideWalk<{}, {}>", x, k.stages);
     case Kind::prepare_channels:
-      return tw::format("tw::kernels::gated_delta::PrepareChannels<{}, {}>", x, element_name(k.beta));
+      return tw::format("tw::kernels::gated_delta::PrepareChannels<{}, {}, {}>", x, element_name(k.beta), k.stages);
+    case Kind::invert_channels:
+      return tw::format("tw::kernels::gated_delta::InvertChannels<{}>", x);
     case Kind::walk_channels:
       return tw::format("tw::kernels::gated_delta::WalkChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::step:
@@ -85,7 +88,10 @@ DeltaKernel walk_kernel(DType x, int dim, bool generic) { return {Kind::walk, x,
 /// The same for keys of more than 128 dimensions.
 DeltaKernel wide_walk_kernel(DType x, bool generic) { return {Kind::wide_walk, x, x, kMostDims, false, 64, generic ? 1 : 2}; }
 
-DeltaKernel prepare_channels_kernel(DType x, DType beta) { return {Kind::prepare_channels, x, beta, 128, false, 0, 0}; }
+DeltaKernel prepare_channels_kernel(DType x, DType beta, bool generic) {
+  return {Kind::prepare_channels, x, beta, 128, false, 0, generic ? 1 : 2};
+}
+DeltaKernel invert_channels_kernel(DType x) { return {Kind::invert_channels, x, x, 0, false, 0, 0}; }
 DeltaKernel walk_channels_kernel(DType x, int dim, bool generic) {
   return {Kind::walk_channels, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2};
 }
@@ -158,6 +164,19 @@ Tensor normalised_on_gpu(const Tensor& x, const Stream& stream) {
   return y;
 }
 
+/// The kernels before WalkChannels.
+template <class X, class Beta>
+void launch_prepare_channels(const Call& call) {
+  const bool generic = call.stream.target() == GpuTarget::cuda;
+  KernelTable<DeltaKernel>& kernels = channels_table();
+  detail::launch_named<typename PrepareChannels<X, Beta, 2>::template On<Target>::Params>(
+      kernels[prepare_channels_kernel(call.q.dtype(), call.beta.dtype(), generic)], call.stream, prepare_grid(call),
+      [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+  detail::launch_named<typename InvertChannels<X>::template On<Target>::Params>(
+      kernels[invert_channels_kernel(call.q.dtype())], call.stream, prepare_grid(call),
+      [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
+}
+
 template <class X, class Beta>
 void launch_chunks(Call& call) {
   if (call.normalise && call.q.numel() > 0) {
@@ -168,10 +187,7 @@ void launch_chunks(Call& call) {
   const DType x = call.q.dtype();
   const bool generic = call.stream.target() == GpuTarget::cuda;
   if (call.gates_of_channels()) {
-    if (call.chunks() > 0)
-      detail::launch_named<typename PrepareChannels<X, Beta>::template On<Target>::Params>(
-          channels_table()[prepare_channels_kernel(x, call.beta.dtype())], call.stream, prepare_grid(call),
-          [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    if (call.chunks() > 0) launch_prepare_channels<X, Beta>(call);
     const DeltaKernel walk = walk_channels_kernel(x, padded_dim(call), generic);
     detail::launch_named<typename WalkChannels<X, 128, 128, 1>::template On<Target>::Params>(
         channels_table()[walk], call.stream, walk_grid(call, walk.slice), [&](auto& bind, auto& p) { bind_walk_channels(bind, p, call); });
@@ -236,8 +252,7 @@ void launch_channel_gradients(const Call& call, const Gradient& gradient) {
   const bool generic = stream.target() == GpuTarget::cuda;
   KernelTable<DeltaKernel>& kernels = channels_backward_table();
   if (call.chunks() > 0) {
-    launch_for_gradients<PrepareChannels<X, Beta>>(channels_table(), prepare_channels_kernel(x, beta), stream, prepare_grid(call),
-                                                   [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    launch_prepare_channels<X, Beta>(call);
     const DeltaKernel states = states_channels_kernel(x, generic);
     launch_for_gradients<StatesChannels<X, 128, 128, 2>>(kernels, states, stream, walk_grid(call, states.slice),
                                                          [&](auto& bind, auto& p) { bind_states_channels(bind, p, call, gradient); });
@@ -346,7 +361,7 @@ Analysis analyze_wide_walk(const ShapeValues& shape) {
 Analysis analyze_prepare_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Call call = Placeholders<bf16>(shape).call(true);
-  return analyze<PrepareChannels<bf16, float>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+  return analyze<PrepareChannels<bf16, float, 2>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
 }
 Analysis analyze_walk_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
@@ -435,8 +450,8 @@ KernelSpec spec_of(const DeltaKernel& kernel, const char* name, const char* sour
   return make_spec({type_of(kernel), source, nullptr}, true, true, name);
 }
 KernelSpec wide_walk_spec() { return spec_of(wide_walk_kernel(DType::bf16, false), "gated_delta_walk_bf16_256", kWideSource); }
-KernelSpec prepare_channels_spec() {
-  return spec_of(prepare_channels_kernel(DType::bf16, DType::f32), "gated_delta_prepare_channels_bf16", kChannelsSource);
+KernelSpec prepare_channels_spec(bool generic) {
+  return spec_of(prepare_channels_kernel(DType::bf16, DType::f32, generic), "gated_delta_prepare_channels_bf16", kChannelsSource);
 }
 KernelSpec walk_channels_spec(bool generic) {
   return spec_of(walk_channels_kernel(DType::bf16, 128, generic), "gated_delta_walk_channels_bf16_128", kChannelsSource);
@@ -466,7 +481,7 @@ std::vector<KernelVariant> registered() {
           {spec_of(walk_kernel(DType::bf16, 128, false), "gated_delta_walk_bf16_128"), analyze_walk<bf16, 128>},
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
           {wide_walk_spec(), analyze_wide_walk},
-          {prepare_channels_spec(), analyze_prepare_channels},
+          {prepare_channels_spec(false), analyze_prepare_channels},
           {walk_channels_spec(false), analyze_walk_channels},
           {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},
           {states_spec(false), analyze_states},
@@ -483,7 +498,7 @@ std::vector<KernelSpec> registered_generic() {
   std::vector<KernelSpec> specs{spec_of(kPrepare, "gated_delta_prepare_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"),
-                                prepare_channels_spec(),
+                                prepare_channels_spec(true),
                                 walk_channels_spec(true),
                                 spec_of(kStep, "gated_delta_step_bf16_128"),
                                 states_spec(true),

@@ -12,7 +12,7 @@ template <class T>
 void channel_gradients(const Call& call, const Gradient& gradient) {
   const TileGrid chunks = prepare_grid(call), walks = walk_grid(call, 128);
   if (call.chunks() > 0) {
-    launch_cpu<PrepareChannels<T, float>>(chunks, [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
+    prepare_channels_on_cpu(call);
     launch_cpu<StatesChannels<T, 128, 128, 1>>(walks, [&](auto& bind, auto& p) { bind_states_channels(bind, p, call, gradient); });
   }
   launch_cpu<StateGradientsChannels<T, 128, 128, 1>>(walks,
