@@ -28,17 +28,13 @@ ProductTile asked_tile(int config, bool b_rows, bool addends, std::int64_t gener
   return all[static_cast<std::size_t>(config)];
 }
 
-Tensor list_tiles(const Call& call, const ProductTile& tile) {
-  constexpr Kernel list{.form = Kernel::list};
-  Tensor tiles = workspace({list_size(call.m(), call.groups(), tile), ListedGroups::numbers}, DType::i32, call.stream);
-  detail::launch_named<Params<list>>(named(list), call.stream, {.m = call.groups()},
-                                     [&](auto& bind, auto& p) { bind_list(bind, p, call, tile, tiles); });
-  return tiles;
+Tensor tiles_of(const Call& call, const ProductTile& tile) {
+  return list_tiles(call.offsets, call.m(), tile.bm * tile.cluster, call.stream);
 }
 
 template <DType dtype>
 void launch(const Call& call, bool b_rows, const ProductTile& tile) {
-  const Tensor tiles = list_tiles(call, tile);
+  const Tensor tiles = tiles_of(call, tile);
   const Kernel kernel{.dtype = dtype, .out = dtype, .b_rows = b_rows, .activation = call.options.activation, .tile = tile};
   using P = Params<Kernel{.dtype = dtype, .out = dtype, .tile = kAnyTile}>;
   detail::launch_named<P>(named(kernel), call.stream, grid_of(call, tile),
@@ -48,7 +44,7 @@ void launch(const Call& call, bool b_rows, const ProductTile& tile) {
 void launch_block_scaled(Call call, const ProductTile& tile) {
   call.a_scale = gemm::tma_rows(call.a_scale.transpose(0, 1), call.stream).transpose(0, 1);
   call.b_scale = gemm::tma_rows(call.b_scale, call.stream);
-  const Tensor tiles = list_tiles(call, tile);
+  const Tensor tiles = tiles_of(call, tile);
   const Kernel kernel{.form = Kernel::block_scaled, .dtype = DType::fp8_e4m3, .tile = tile};
   using P = Params<Kernel{.form = Kernel::block_scaled, .dtype = DType::fp8_e4m3, .tile = kAnyTile}>;
   detail::launch_named<P>(named(kernel), call.stream, grid_of(call, tile),
@@ -63,6 +59,15 @@ void launch(const DepthCall& call, const ProductTile& tile) {
 }
 
 }  // namespace
+
+Tensor list_tiles(const Tensor& offsets, int rows, int tile_rows, const Stream& stream) {
+  constexpr Kernel list{.form = Kernel::list};
+  const int groups = static_cast<int>(offsets.shape(0)) - 1;
+  Tensor tiles = workspace({list_size(rows, groups, tile_rows), ListedGroups::numbers}, DType::i32, stream);
+  detail::launch_named<Params<list>>(named(list), stream, {.m = groups},
+                                     [&](auto&, auto& p) { bind_list(p, offsets, rows, tile_rows, tiles); });
+  return tiles;
+}
 
 void run_on_gpu(const Call& call) {
   if (call.block_scaled()) {

@@ -47,9 +47,9 @@ ProductTile choose_tile(const DepthCall& call, int units, std::int64_t generic_s
   return choose(call.groups(), call.m(), call.n(), ceil_div(call.k(), call.groups()), true, call.options.accumulate, units, generic_shared);
 }
 
-int list_size(int m, int groups, const ProductTile& tile) {
+int list_size(int rows, int groups, int tile_rows) {
   // Each group that has rows may have one tile that is not full, in addition to all that are.
-  return std::max(1, m / (tile.bm * tile.cluster) + std::min(groups, m));
+  return std::max(1, rows / tile_rows + std::min(groups, rows));
 }
 
 std::string type_of(const Kernel& k) {

@@ -8,6 +8,7 @@
 
 #include "kernels/gemm/launch.hpp"
 #include "kernels/grouped_gemm/call.hpp"
+#include "kernels/grouped_gemm/group_tiles.hpp"
 #include "kernels/grouped_gemm/grouped_gemm.tile.hpp"
 #include "kernels/grouped_gemm/k_grouped_gemm.tile.hpp"
 #include "kernels/named.hpp"
@@ -33,9 +34,6 @@ struct Kernel {
   ProductTile tile = {};
   auto operator<=>(const Kernel&) const = default;
 };
-
-/// Groups that ListGroupTiles counts at a time.
-inline constexpr int kListed = 512;
 
 /// The type for the run-time compiler, and the file that defines it.
 std::string type_of(const Kernel& kernel);
@@ -71,8 +69,8 @@ bool valid(const ProductTile& tile, bool b_rows, bool addends);
 ProductTile choose_tile(const Call& call, bool b_rows, int units, std::int64_t generic_shared);
 ProductTile choose_tile(const DepthCall& call, int units, std::int64_t generic_shared);
 
-/// Entries of the list of tiles: as many as groups of any size may need.
-int list_size(int m, int groups, const ProductTile& tile);
+/// Entries of the list of tiles.
+inline int list_size(int m, int groups, const ProductTile& tile) { return list_size(m, groups, tile.bm * tile.cluster); }
 
 inline TileGrid grid_of(const Call& call, const ProductTile& tile) {
   return {list_size(call.m(), call.groups(), tile) * tile.cluster, (call.n() + tile.bn - 1) / tile.bn};
@@ -85,12 +83,7 @@ inline TileGrid grid_of(const DepthCall& call, const ProductTile& tile) {
 /// Fills in the parameters of a call's kernels. `tiles`: the list, i32.
 template <class Params>
 void bind_list(auto&, Params& p, const Call& call, const ProductTile& tile, const Tensor& tiles) {
-  p.groups.offsets = call.offsets.data<i32>();
-  p.groups.count = call.groups();
-  p.groups.rows = call.m();
-  p.tile_rows = tile.bm * tile.cluster;
-  p.tiles = tiles.data<i32>();
-  p.count = static_cast<int>(tiles.shape(0));
+  bind_list(p, call.offsets, call.m(), tile.bm * tile.cluster, tiles);
 }
 template <class Params>
 void bind_grouped(auto& bind, Params& p, const Call& call, bool b_rows, const Tensor& tiles) {
