@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/dequant_gemm/formats.tile.hpp"
+#include "kernels/dequant_gemm/groups.tile.hpp"
 #include "tilewave/tile/epilogue.tile.hpp"
 
 // Products of many rows with a weight in fewer bits, which is decoded on its way to the tensor cores.
@@ -16,8 +17,9 @@ struct DequantTiles {
 
 /// y^T = W x^T: only the left operand of a product may come from registers, so W is the left one. While the tensor cores multiply 64
 /// columns, the warps decode the next 64. With `kSplitK` the grid's batch counts splits of K, possibly one, whose sums a second kernel adds
-/// up (SumTransposed); it can also add to y. Otherwise bias and `Activation` are applied here.
-template <class Format, class T, class Activation, class Tiles, bool kSplitK>
+/// up (SumTransposed); it can also add to y. Otherwise bias and `Activation` are applied here. `Weights` says whether groups of rows have
+/// weights of their own. There is no bias then.
+template <class Format, class T, class Activation, class Tiles, bool kSplitK, class Weights = OneWeight>
 struct DequantGemm {
   static constexpr const char* source = "kernels/dequant_gemm/dequant_gemm.tile.hpp";
   using Codes = typename Format::Codes;
@@ -33,7 +35,8 @@ struct DequantGemm {
   static constexpr bool by_group = requires { Format::group; };
 
   template <class Target>
-  struct On {
+  struct On : Weights::Kernel {
+    using TileWork = typename Weights::Work;
     static constexpr int rows = BW;
     using Schedule = Banded<Tiles::band>;
     using W = Shared<Target, Codes, BW, 128>;
@@ -63,6 +66,7 @@ struct DequantGemm {
       int depth;                                                              ///< K
       int splits;
       bool has_bias;
+      typename Weights::template Params<Target> groups;
     };
 
     struct XSlot {
@@ -89,12 +93,12 @@ struct DequantGemm {
       static constexpr int group = F::group, groups = chunk / group > 0 ? chunk / group : 1;
       Vector scales[groups], zeros[F::zeros ? groups : 1];
 
-      /// `col`: the chunk's first column of W.
-      TW_INLINE void load(auto& block, const Params& p, Tile t, int col) {
+      /// `row`, `col`: the chunk's first of W.
+      TW_INLINE void load(auto& block, const Params& p, int row, int col) {
         TW_UNROLL
         for (int g = 0; g < groups; ++g) {
-          block.load(scales[g], p.scales, t.m * BW, col / group + g);
-          if constexpr (F::zeros) block.load(zeros[g], p.zeros, t.m * BW, col / group + g);
+          block.load(scales[g], p.scales, row, col / group + g);
+          if constexpr (F::zeros) block.load(zeros[g], p.zeros, row, col / group + g);
         }
       }
       TW_INLINE auto in_registers(int i, int g) const {
@@ -116,7 +120,7 @@ struct DequantGemm {
     };
     template <class F>
     struct ChunkScales<F, false> {
-      TW_INLINE void load(auto&, const Params&, Tile, int) {}
+      TW_INLINE void load(auto&, const Params&, int, int) {}
       TW_INLINE void decode(auto& block, Piece& to, const W& w, int first_code) const {
         block.load(to, w, Unscaled{}, AsStored{}, first_code);
       }
@@ -124,27 +128,37 @@ struct DequantGemm {
 
     TW_INLINE static int all_slots(const Params& p) { return ceil_div(p.depth, slot_codes); }
     TW_INLINE static int split_slots(const Params& p) { return ceil_div(all_slots(p), p.splits); }
-    TW_INLINE static int first_slot(const Params& p, Tile t) { return kSplitK ? t.batch * split_slots(p) : 0; }
+    TW_INLINE static int first_slot(const Params& p, const RowsOfTile& w) { return kSplitK ? w.split * split_slots(p) : 0; }
     /// Slots of W of a split; the last split may have fewer.
-    TW_INLINE static int slots(const Params& p, Tile t) {
-      return kSplitK ? min(split_slots(p), all_slots(p) - first_slot(p, t)) : all_slots(p);
+    TW_INLINE static int slots(const Params& p, const RowsOfTile& w) {
+      return kSplitK ? min(split_slots(p), all_slots(p) - first_slot(p, w)) : all_slots(p);
     }
 
+    TW_INLINE static TileWork work(const Params& p, Tile t) { return p.groups.template at<BW, BX>(t); }
     /// A step is a piece of x.
-    TW_INLINE static int steps(const Params& p, Tile t) { return slots(p, t) * slot_pieces; }
-    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
-      const int slot = first_slot(p, t) + step / slot_pieces, piece = step % slot_pieces;
-      if (piece == 0) producer.put(memory.w, [&](auto copy, W& w) { copy.tile(p.w, w, t.m * BW, slot * 128); });
+    TW_INLINE static int steps(const Params& p, const TileWork& t) {
+      const RowsOfTile w = Weights::template rows<BW, BX>(t);
+      return w.group < 0 ? 0 : slots(p, w) * slot_pieces;
+    }
+    TW_INLINE static void load(auto& producer, const Params& p, const TileWork& t, int step, Memory& memory) {
+      const RowsOfTile w = Weights::template rows<BW, BX>(t);
+      const int slot = first_slot(p, w) + step / slot_pieces, piece = step % slot_pieces;
+      if (piece == 0) producer.put(memory.w, [&](auto copy, W& codes) { copy.tile(p.w, codes, w.w_row, slot * 128); });
       producer.put(memory.x, [&](auto copy, XSlot& x) {
         TW_UNROLL
-        for (int n = 0; n < parts; ++n) copy.tile(p.x, x.part[n], t.n * BX + n * part_rows, slot * slot_codes + piece * BK);
+        for (int n = 0; n < parts; ++n) copy.tile(p.x, x.part[n], w.x_row + n * part_rows, slot * slot_codes + piece * BK);
       });
     }
-    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+    TW_INLINE static void compute(auto& block, const Params& p, const TileWork& t, Memory& memory, State& state) {
+      const RowsOfTile w = Weights::template rows<BW, BX>(t);
+      if (w.group < 0) {
+        for (Acc& acc : state.acc) block.fill(acc, 0.0f);
+        return;
+      }
       Piece even, odd;
       ChunkScales<Format, by_group> next;
-      const int n = slots(p, t) * chunks, first = first_slot(p, t) * slot_codes;
-      next.load(block, p, t, first);
+      const int n = slots(p, w) * chunks, first = first_slot(p, w) * slot_codes;
+      next.load(block, p, w.w_row, first);
       const auto multiply = [&](const Piece& piece, bool overwrite) {
         const XSlot& x = block.take(memory.x);
         TW_UNROLL
@@ -158,16 +172,16 @@ struct DequantGemm {
         block.release(memory.x);
       };
       // Not unrolled over a slot's chunks: the assembler would serialise the products.
-      const W* w = nullptr;
+      const W* codes = nullptr;
       for (int c = 0; c < n; ++c) {
         const int in_slot = c % chunks * chunk;
-        if (in_slot == 0) w = &block.take(memory.w);
+        if (in_slot == 0) codes = &block.take(memory.w);
         const ChunkScales<Format, by_group> scales = next;
-        next.load(block, p, t, first + (c + 1) * chunk);
-        scales.decode(block, even, *w, in_slot);  // while the product before goes on
+        next.load(block, p, w.w_row, first + (c + 1) * chunk);
+        scales.decode(block, even, *codes, in_slot);  // while the product before goes on
         multiply(even, c == 0);
         if (c > 0) finish_previous();
-        scales.decode(block, odd, *w, in_slot + BK);
+        scales.decode(block, odd, *codes, in_slot + BK);
         if ((c + 1) % chunks == 0) block.release(memory.w);
         multiply(odd, false);
         finish_previous();
@@ -178,17 +192,18 @@ struct DequantGemm {
         block.wait(leave<0>, state.acc[0], state.acc[1]);
       block.release(memory.x);
     }
-    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
-      const int row0 = t.m * BW;
+    TW_INLINE static void finish(auto& block, const Params& p, const TileWork& t, Memory& memory, State& state) {
+      const RowsOfTile w = Weights::template rows<BW, BX>(t);
+      if (w.group < 0) return;
       Vector scales, bias;
       block.fill(scales, 1.0f);
       block.fill(bias, 0.0f);
-      if constexpr (!by_group) block.load(scales, p.scales, row0, 0);
-      if (!kSplitK && p.has_bias) block.load(bias, p.bias, row0, 0);
+      if constexpr (!by_group) block.load(scales, p.scales, w.w_row, 0);
+      if (!kSplitK && p.has_bias) block.load(bias, p.bias, w.row, 0);
       TW_UNROLL
       for (int h = 0; h < parts; ++h) {
         Acc& acc = state.acc[h];
-        const int col0 = t.n * BX + h * part_rows;
+        const int x_row = w.x_row + h * part_rows;
         block.map(acc, scales, bias, [](auto sum, auto scale, auto b) {
           auto x = sum;
           if constexpr (!by_group) x = x * scale;
@@ -198,16 +213,20 @@ struct DequantGemm {
             return Activation::apply(x + b);
         });
         if constexpr (kSplitK) {
-          block.store(acc, p.partial, row0, col0, t.batch);
+          block.store(acc, p.partial, w.row, x_row, w.split);
         } else if constexpr (staged) {
           auto& through = memory.transposed;
           block.store_transposed(acc, through.buffer);
           block.sync();
           block.load(acc, through.buffer);
           block.sync();
-          block.store(acc, through.out, p.y, col0, row0);
+          block.store(acc, through.out, p.y, x_row, w.row, 0, 0, w.x_end);
+        } else if constexpr (Weights::grouped) {
+          auto y = p.y_transposed;
+          y.cols = min(y.cols, w.x_end);
+          block.store(acc, y, w.row, x_row);
         } else {
-          block.store(acc, p.y_transposed, row0, col0);
+          block.store(acc, p.y_transposed, w.row, x_row);
         }
       }
     }

@@ -96,11 +96,11 @@ void run_on_gpu(const Call& call) {
   if (is_wide(call)) return run_wide(call);
   const Tensor weight = workspace({call.n(), call.k()}, call.x.dtype(), call.stream);
   if (weight.numel() > 0) dequantize_on_gpu(call.weight, weight, call.stream);
-  gemm(call.x, weight.transpose(0, 1), call.y,
-       {.beta = call.options.accumulate ? 1.0f : 0.0f,
-        .bias = call.options.bias,
-        .activation = call.options.activation,
-        .stream = call.stream});
+  tw::gemm(call.x, weight.transpose(0, 1), call.y,
+           {.beta = call.options.accumulate ? 1.0f : 0.0f,
+            .bias = call.options.bias,
+            .activation = call.options.activation,
+            .stream = call.stream});
 }
 
 namespace {

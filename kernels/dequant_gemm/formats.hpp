@@ -8,7 +8,7 @@
 #include "runtime/format.hpp"
 #include "tilewave/quantized.hpp"
 
-// A weight's format as a template argument of kernels, as a type and as text.
+// A weight's format, and whose weight it is, as template arguments of kernels: as types and as text.
 
 namespace tw::kernels::dequant_gemm {
 
@@ -42,6 +42,9 @@ inline std::string format_name(WeightFormat format, int group, bool zeros) {
   if (format == WeightFormat::mxfp4) return named("ScaledFloats<tw::e8m0>");
   return named(format == WeightFormat::fp8 ? "ScaledRows<tw::fp8_e4m3>" : "ScaledRows<tw::i8>");
 }
+
+/// The last template argument of a kernel for groups of rows with weights of their own; empty for the default.
+inline const char* weights_name(bool grouped) { return grouped ? ", tw::kernels::dequant_gemm::WeightOfGroup" : ""; }
 
 /// The format whose Params are those of `format`: bytes of codes and scales of the same type.
 constexpr WeightFormat params_format(WeightFormat format) {

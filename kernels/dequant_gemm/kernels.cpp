@@ -30,12 +30,11 @@ constexpr WideKernel with_params() {
 }
 
 void launch_product(const Call& call, const WidePlan& plan, const Tensor& partial) {
-  static KernelTable<WideKernel> table(type_of, kSource);
   const WideKernel kernel = wide_kernel(call, plan);
   const auto launch_as = [&]<WideKernel k>() {
     if (k.format != params_format(kernel.format) || k.dtype != kernel.dtype) return;
     using Params = typename WideHostKernel<k>::template On<sm_90a::Target<>>::Params;
-    detail::launch_named<Params>(table[kernel], call.stream, wide_grid(call, plan),
+    detail::launch_named<Params>(named(kernel), call.stream, wide_grid(call, plan),
                                  [&](auto& bind, auto& p) { bind_wide(bind, p, call, plan, partial); });
   };
   const auto launch_types = [&]<DType dtype>() {
@@ -132,12 +131,17 @@ WideSum wide_sum(const Call& call) {
 std::string type_of(const WideKernel& k) {
   const WideTile& t = k.tile;
   constexpr const char* kSpace = "tw::kernels::dequant_gemm::";
-  return tw::format("{0}DequantGemm<{1}, {2}, {3}, {0}DequantTiles<{4}, {5}, {6}, {7}, {8}>, {9}>", kSpace,
+  return tw::format("{0}DequantGemm<{1}, {2}, {3}, {0}DequantTiles<{4}, {5}, {6}, {7}, {8}>, {9}{10}>", kSpace,
                     format_name(k.format, k.group, k.zeros), element_name(k.dtype), functor_name(k.activation), t.w_rows, t.x_rows,
-                    t.w_stages, t.x_stages, t.band, bool_name(k.split));
+                    t.w_stages, t.x_stages, t.band, bool_name(k.split), weights_name(k.grouped));
 }
 std::string type_of(const WideSum& k) {
   return tw::format("tw::kernels::dequant_gemm::SumTransposed<{}>", linear_name(k.dtype, k.activation, {.addends = k.addends}));
+}
+
+const detail::NamedKernel& named(const WideKernel& kernel) {
+  static KernelTable<WideKernel> table(type_of, kSource);
+  return table[kernel];
 }
 
 void run_wide(const Call& call) { run_wide(call, plan_wide(call, device_info(call.stream.device()).units)); }

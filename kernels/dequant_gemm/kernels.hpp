@@ -37,6 +37,7 @@ struct WideKernel {
   Activation activation = Activation::none;
   bool split = false;  ///< sums over splits of K
   WideTile tile = {};
+  bool grouped = false;  ///< groups of rows have weights of their own; not split, without activation
   auto operator<=>(const WideKernel&) const = default;
 };
 /// The sum of the splits' sums, transposed.
@@ -65,13 +66,15 @@ void run_wide(const Call& call, const WidePlan& plan);
 /// The types for the run-time compiler.
 std::string type_of(const WideKernel& kernel);
 std::string type_of(const WideSum& kernel);
+const detail::NamedKernel& named(const WideKernel& kernel);
 WideKernel wide_kernel(const Call& call, const WidePlan& plan);
 WideSum wide_sum(const Call& call);
 
 /// The same kernels as types: for Params, which are those of every tile and activation, and for the CPU target.
 template <WideKernel k>
 using WideHostKernel = DequantGemm<FormatOf<k>, ElementOf<k.dtype>, FunctorOf<k.activation>,
-                                   DequantTiles<k.tile.w_rows, k.tile.x_rows, k.tile.w_stages, k.tile.x_stages, k.tile.band>, k.split>;
+                                   DequantTiles<k.tile.w_rows, k.tile.x_rows, k.tile.w_stages, k.tile.x_stages, k.tile.band>, k.split,
+                                   conditional<k.grouped, WeightOfGroup, OneWeight>>;
 template <WideSum k>
 using WideHostSum = SumTransposed<Linear<ElementOf<k.dtype>, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>>;
 

@@ -13,15 +13,6 @@ constexpr int kMostRows = 16;          ///< of x
 constexpr int kRingBytes = 192 << 10;  ///< of W in flight on an SM, in the rings of all its blocks
 constexpr int kMostStages = 8;
 
-/// The tile with as many slots as the rings of an SM's blocks have room for. A single block gets no more than one of two does.
-SkinnyTile with_slots(SkinnyTile tile, const Call& call, std::int64_t generic_shared) {
-  const int columns = 128 * tile.warps;  // SkinnyDequantGemm::depth
-  const int slot = tile.rows * columns / codes_in_byte(call.weight.format);
-  tile.stages = std::min(kMostStages, kRingBytes / std::max(2, tile.blocks) / slot);
-  if (generic_shared > 0) tile.stages = generic_stages(generic_shared, slot, tile.warps * tile.rows * tile.x_rows * 4, tile.stages);
-  return tile;
-}
-
 /// Two blocks on an SM where registers allow it: with 16 rows of x they do not. 32 rows of W halve the loads of x, but up to 8 rows of x,
 /// which are few bytes, only if there are enough tiles for all SMs.
 SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
@@ -29,7 +20,7 @@ SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
   if (call.m() > tile.x_rows) tile = {.rows = 32, .x_rows = kMostRows, .blocks = 1};
   if (generic_shared > 0) tile.blocks = 1;
   if (call.n() > std::int64_t{16} * units * tile.blocks) tile.rows = 32;
-  return with_slots(tile, call, generic_shared);
+  return with_slots(tile, call.weight.format, generic_shared);
 }
 
 /// A kernel of each layout of Params (see params_format()), which tiles, groups and activations do not change. Its results are as wide as
@@ -44,6 +35,14 @@ constexpr SkinnyKernel with_params() {
 }
 
 }  // namespace
+
+SkinnyTile with_slots(SkinnyTile tile, WeightFormat format, std::int64_t generic_shared) {
+  const int columns = 128 * tile.warps;  // SkinnyDequantGemm::depth
+  const int slot = tile.rows * columns / codes_in_byte(format);
+  tile.stages = std::min(kMostStages, kRingBytes / std::max(2, tile.blocks) / slot);  // a single block gets no more than one of two does
+  if (generic_shared > 0) tile.stages = generic_stages(generic_shared, slot, tile.warps * tile.rows * tile.x_rows * 4, tile.stages);
+  return tile;
+}
 
 bool is_skinny(const Call& call) {
   const Tensor& values = call.weight.values;
@@ -63,9 +62,10 @@ SkinnyKernel skinny_kernel(const Call& call, int units, std::int64_t generic_sha
 }
 
 std::string type_of(const SkinnyKernel& k) {
-  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<{}, {}, {}, {}, {}, {}, {}, {}>", format_name(k.format, k.group, k.zeros),
-                    element_name(k.dtype), linear_name(k.dtype, k.activation, {.addends = k.addends}), k.tile.rows, k.tile.x_rows,
-                    k.tile.stages, k.tile.warps, k.tile.blocks);
+  return tw::format("tw::kernels::dequant_gemm::SkinnyDequantGemm<{}, {}, {}, {}, {}, {}, {}, {}{}>",
+                    format_name(k.format, k.group, k.zeros), element_name(k.dtype),
+                    linear_name(k.dtype, k.activation, {.addends = k.addends}), k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps,
+                    k.tile.blocks, weights_name(k.grouped));
 }
 
 const detail::NamedKernel& named(const SkinnyKernel& kernel) {
@@ -79,7 +79,7 @@ std::vector<SkinnyTile> skinny_tiles(const Call& call) {
   // A third block leaves 64 registers.
   if (call.m() <= 8 && codes_in_byte(call.weight.format) == 1) tiles.push_back({.rows = 16, .blocks = 3});
   if (call.m() > 8) tiles = {{.rows = 16, .x_rows = kMostRows, .blocks = 1}, {.rows = 32, .x_rows = kMostRows, .blocks = 1}};
-  for (SkinnyTile& tile : tiles) tile = with_slots(tile, call, 0);
+  for (SkinnyTile& tile : tiles) tile = with_slots(tile, call.weight.format, 0);
   return tiles;
 }
 

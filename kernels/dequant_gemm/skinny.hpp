@@ -28,12 +28,16 @@ struct SkinnyKernel {
   Activation activation = Activation::none;
   bool addends = false;  ///< y is added to
   SkinnyTile tile = {};
+  bool grouped = false;  ///< groups of rows have weights of their own; without activation and addends
   auto operator<=>(const SkinnyKernel&) const = default;
 };
 
 /// The kernel for a call on a GPU with so many SMs. `generic_shared`: the shared memory of a block where kernels are compiled for the
 /// generic target, else 0.
 SkinnyKernel skinny_kernel(const Call& call, int units, std::int64_t generic_shared);
+
+/// The tile with as many slots as the rings of an SM's blocks have room for.
+SkinnyTile with_slots(SkinnyTile tile, WeightFormat format, std::int64_t generic_shared);
 
 /// The tiles that a call can run with on sm_90a, for measurements.
 std::vector<SkinnyTile> skinny_tiles(const Call& call);
@@ -50,8 +54,8 @@ template <SkinnyKernel k>
 constexpr auto skinny_host_kernel() {
   using T = ElementOf<k.dtype>;
   using End = Linear<T, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>;
-  return std::type_identity<
-      SkinnyDequantGemm<FormatOf<k>, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps, k.tile.blocks>>{};
+  return std::type_identity<SkinnyDequantGemm<FormatOf<k>, T, End, k.tile.rows, k.tile.x_rows, k.tile.stages, k.tile.warps, k.tile.blocks,
+                                              conditional<k.grouped, WeightOfGroup, OneWeight>>>{};
 }
 template <SkinnyKernel k>
 using SkinnyHostKernel = typename decltype(skinny_host_kernel<k>())::type;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/dequant_gemm/formats.tile.hpp"
+#include "kernels/dequant_gemm/groups.tile.hpp"
 #include "tilewave/tile/gemm.tile.hpp"
 
 // Products of up to 16 rows with a weight in 8, 4 or 2 bits, whose time is that of reading the weight once.
@@ -11,6 +12,11 @@ namespace tw::kernels::dequant_gemm {
 struct InOrder {
   static constexpr Dispatch dispatch = Dispatch::persistent;
   TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+};
+/// All tiles of W for some rows of x, then those for the next rows.
+struct WeightByWeight {
+  static constexpr Dispatch dispatch = Dispatch::persistent;
+  TW_INLINE static constexpr Tile at(const TileGrid& grid, int i) { return {i % grid.m, i / grid.m, 0}; }
 };
 
 template <class Format>
@@ -26,8 +32,8 @@ struct ScaleOfGroups<Format> {
 /// y = x W^T for up to N rows of x: tiles of y have R columns, for which R rows of W arrive through a ring as they are stored. The block's
 /// warps divide K among them, so that R can be small, and decode the codes on their way to the tensor cores. x and the scales of groups
 /// come from the cache, two steps at a time. `Blocks` fit on an SM: while one waits for x or stores its results another computes, and the
-/// next launch fills its rings.
-template <class Format, class T, class Epilogue, int R, int N, int Stages, int Warps, int Blocks>
+/// next launch fills its rings. `Weights` says whether groups of rows have weights of their own. There is no epilogue then.
+template <class Format, class T, class Epilogue, int R, int N, int Stages, int Warps, int Blocks, class Weights = OneWeight>
 struct SkinnyDequantGemm {
   static constexpr const char* source = "kernels/dequant_gemm/skinny.tile.hpp";
   using Codes = typename Format::Codes;
@@ -35,9 +41,10 @@ struct SkinnyDequantGemm {
   static constexpr bool by_group = requires { Format::group; };
 
   template <class Target>
-  struct On {
+  struct On : Weights::Kernel {
+    using TileWork = typename Weights::Work;
     static constexpr int warps = Warps, min_blocks = Blocks;
-    using Schedule = InOrder;
+    using Schedule = conditional<Weights::grouped, WeightByWeight, InOrder>;
     using GroupScale = typename ScaleOfGroups<Format>::Type;
     using Slot = Shared<Target, Codes, R, depth / codes_in<Codes>>;
     using Sums = DividedSums<Target, R, N, Warps>;
@@ -54,6 +61,7 @@ struct SkinnyDequantGemm {
         Global<Target, const GroupScale> group_scales;
         Global<Target, const u8> zeros;
         int depth;  ///< K
+        typename Weights::template Params<Target> groups;
       } in;
       typename End::Params epilogue;
       bool constant_weight;  ///< W was complete when the previous launch began
@@ -73,35 +81,42 @@ struct SkinnyDequantGemm {
     struct Step {
       X x;
       DividedScales<Target, R, depth, F, Warps> scales;
-      TW_INLINE void load(auto& block, const typename Params::In& in, Tile t, int step) {
-        block.load(x, in.x, 0, step * depth);
-        block.load(scales, in.group_scales, in.zeros, t.m * R, step * depth);
+      TW_INLINE void load(auto& block, const typename Params::In& in, const RowsOfTile& w, int step) {
+        block.load(x, in.x, w.x_row, step * depth);
+        block.load(scales, in.group_scales, in.zeros, w.w_row, step * depth);
       }
       TW_INLINE void add_to(auto& block, Sums& sums, const Slot& slot) const { block.add_products(sums, slot, x, scales); }
     };
     template <class F>
     struct Step<F, false> {
       X x;
-      TW_INLINE void load(auto& block, const typename Params::In& in, Tile, int step) { block.load(x, in.x, 0, step * depth); }
+      TW_INLINE void load(auto& block, const typename Params::In& in, const RowsOfTile& w, int step) {
+        block.load(x, in.x, w.x_row, step * depth);
+      }
       TW_INLINE void add_to(auto& block, Sums& sums, const Slot& slot) const { block.add_products(sums, slot, x); }
     };
 
     TW_INLINE static bool loads_early(const Params& p) { return p.constant_weight; }
-    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.in.depth, depth); }
-    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+    TW_INLINE static TileWork work(const Params& p, Tile t) { return p.in.groups.template at<R, N>(t); }
+    TW_INLINE static int steps(const Params& p, const TileWork& t) {
+      return Weights::template rows<R, N>(t).group < 0 ? 0 : ceil_div(p.in.depth, depth);
+    }
+    TW_INLINE static void load(auto& producer, const Params& p, const TileWork& t, int step, Memory& memory) {
+      const RowsOfTile w = Weights::template rows<R, N>(t);
       if (step == 0) {  // the threads that compute load them from the cache
         if constexpr (by_group) {
-          producer.prefetch(p.in.group_scales, t.m * R, 0, R, p.in.group_scales.cols);
-          producer.prefetch(p.in.zeros, t.m * R, 0, R, p.in.zeros.cols);
+          producer.prefetch(p.in.group_scales, w.w_row, 0, R, p.in.group_scales.cols);
+          producer.prefetch(p.in.zeros, w.w_row, 0, R, p.in.zeros.cols);
         } else {
-          producer.prefetch(p.in.scales, 0, t.m * R, 1, R);
+          producer.prefetch(p.in.scales, 0, w.w_row, 1, R);
         }
       }
-      producer.put(memory.w, [&](auto copy, Slot& slot) { copy.tile(p.in.w, slot, t.m * R, step * Slot::cols); });
+      producer.put(memory.w, [&](auto copy, Slot& slot) { copy.tile(p.in.w, slot, w.w_row, step * Slot::cols); });
     }
-    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+    TW_INLINE static void compute(auto& block, const Params& p, const TileWork& t, Memory& memory, State& state) {
+      const RowsOfTile w = Weights::template rows<R, N>(t);
       block.fill(state.sums, 0.0f);
-      if constexpr (!by_group) block.load(state.scales, p.in.scales, 0, t.m * R);
+      if constexpr (!by_group) block.load(state.scales, p.in.scales, 0, w.w_row);
       const int n = steps(p, t);
       // Two steps are loaded together: a wait for one load also waits for every later one, so that loading the next step between them
       // would make each step wait for the cache.
@@ -111,18 +126,26 @@ struct SkinnyDequantGemm {
         block.release(memory.w);
       };
       for (int step = 0; step < n; step += 2) {
-        even.load(block, p.in, t, step);
-        odd.load(block, p.in, t, step + 1);
+        even.load(block, p.in, w, step);
+        odd.load(block, p.in, w, step + 1);
         multiply(even);
         if (step + 1 < n) multiply(odd);
       }
     }
-    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+    TW_INLINE static void finish(auto& block, const Params& p, const TileWork& t, Memory& memory, State& state) {
+      const RowsOfTile w = Weights::template rows<R, N>(t);
+      if (w.group < 0) return;
       Out out;
       block.complete(state.sums, out, memory.sums);
       if constexpr (!by_group) block.map(out, state.scales, [](auto sum, auto scale) { return sum * scale; });
-      NoMemory none(block);
-      End::apply(block, out, p.epilogue, none, Place{0, t.m * R, t.n});
+      if constexpr (Weights::grouped) {
+        auto y = p.epilogue.d;
+        y.rows = min(y.rows, min(w.x_end, w.x_row + N));
+        block.store(out, y, w.x_row, w.row);
+      } else {
+        NoMemory none(block);
+        End::apply(block, out, p.epilogue, none, Place{0, w.row, 0});
+      }
     }
   };
 };
