@@ -767,10 +767,33 @@ Case fp8_moe_case(std::int64_t tokens, std::int64_t n_experts, int k) {
           0.1f};
 }
 
+/// The same with weights of mxfp4.
+Case packed_moe_case(std::int64_t tokens, std::int64_t n_experts, int k) {
+  constexpr std::int64_t hidden = 256, inner = 128;
+  const auto weight = [](std::int64_t rows, std::int64_t cols, std::uint64_t s) {
+    return quantize(Tensor::random({rows, cols}, DType::f32, s), {WeightFormat::mxfp4});
+  };
+  const QuantizedMatrix gate_up = weight(n_experts * 2 * inner, hidden, seed() + 2), down = weight(n_experts * hidden, inner, seed() + 3);
+  const auto in = std::make_shared<Inputs>(std::vector<Tensor>{
+      Tensor::random({tokens, hidden}, DType::bf16, seed()), Tensor::random({tokens, n_experts}, DType::f32, seed() + 1),
+      gate_up.values.reshape({n_experts, 2 * inner, hidden / 2}), down.values.reshape({n_experts, hidden, inner / 2}),
+      gate_up.scales.reshape({n_experts, 2 * inner, hidden / 32}), down.scales.reshape({n_experts, hidden, inner / 32})});
+  return {tw::format("fused_moe of {} tokens, {} experts of mxfp4", tokens, n_experts),
+          {tokens, hidden},
+          DType::bf16,
+          [in, k](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const MoeExpertsOptions experts{.gate_up_scale = &t[4], .down_scale = &t[5]};
+            fused_moe(t[0], t[1], k, t[2], t[3], out,
+                      {.route = {.renormalise = true, .scale = 1.0f / 1024}, .experts = experts, .stream = stream});
+          },
+          0.06f};
+}
+
 TEST(Repetition, cuda_MixturesOfExperts) {
   skip_without_cuda();
-  expect_all_repeatable(
-      {moe_case(1024, 16, 4), moe_case(1000, 100, 8), moe_case(64, 256, 8), fp8_moe_case(1024, 16, 4), fp8_moe_case(64, 100, 8)});
+  expect_all_repeatable({moe_case(1024, 16, 4), moe_case(1000, 100, 8), moe_case(64, 256, 8), fp8_moe_case(1024, 16, 4),
+                         fp8_moe_case(64, 100, 8), packed_moe_case(1024, 16, 4), packed_moe_case(300, 100, 8), packed_moe_case(2, 256, 8)});
 }
 
 TEST(Repetition, cuda_ProductsOf8Bits) {

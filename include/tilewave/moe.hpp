@@ -104,7 +104,8 @@ struct MoeExpertsOptions {
   const Tensor* shared_down = nullptr;     ///< [H, S]
   const Tensor* addend = nullptr;          ///< [tokens, H] of out's dtype, added to the sum, such as a residual
   /// Of fp8_e4m3 weights: f32, one for each block of 128 x 128. Those of w_gate_up [E, 2 I / 128, H / 128], w_down [E, H / 128, I / 128],
-  /// shared_gate_up [2 S / 128, H / 128] and shared_down [H / 128, S / 128], of any strides.
+  /// shared_gate_up [2 S / 128, H / 128] and shared_down [H / 128, S / 128], of any strides. Of u8 weights: one for each group of G columns,
+  /// contiguous, u8 (mxfp4, G is 32) or f16 (int4, G is 32 or 128). Those of w_gate_up [E, 2 I, H / G], and so on.
   const Tensor* gate_up_scale = nullptr;
   const Tensor* down_scale = nullptr;
   const Tensor* shared_gate_up_scale = nullptr;
@@ -128,6 +129,11 @@ struct MoeExpertsOptions {
 /// Weights may be of fp8_e4m3 with scales of blocks, and x of bf16. The first I rows of w_gate_up(e), and S of shared_gate_up, are then
 /// gate, the others up, since 128 rows have one scale. H, I and S are multiples of 128. x and the gated activations are cast as by
 /// cast_fp8(), and the products are grouped_gemm()s and gemm()s of fp8, which give bf16.
+///
+/// Weights may be of u8 with scales of groups, in the formats and the packing of QuantizedMatrix: mxfp4, or int4 without zero points. Two
+/// codes share a byte, so w_gate_up is [E, 2 I, H / 2], w_down [E, H, I / 2], shared_gate_up [2 S, H / 2] and shared_down [H, S / 2], all
+/// contiguous from a multiple of 16 bytes on. Rows of gate and up take turns, as in x's dtype. H, I and S are multiples of the group. The
+/// products have dequant_gemm()'s accuracy, and gate and up are rounded to x's dtype. With a shared expert x's columns are adjacent.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Work memory, tokens * k * (2 H + I) elements and more, belongs to
 /// the stream, or to the graph that captures the call. Throws InvalidArgument for shapes, dtypes, strides, devices or options that do not

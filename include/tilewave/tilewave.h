@@ -361,7 +361,7 @@ typedef struct {
   size_t struct_size;
   int32_t first_expert;
   const tw_tensor *shared_gate_up, *shared_down, *addend;
-  const tw_tensor *gate_up_scale, *down_scale, *shared_gate_up_scale, *shared_down_scale; /* of fp8 weights */
+  const tw_tensor *gate_up_scale, *down_scale, *shared_gate_up_scale, *shared_down_scale; /* of fp8 and u8 weights */
 } tw_moe_experts_options;
 
 tw_status tw_moe_experts(const tw_tensor* x, const tw_tensor* weights, const tw_tensor* experts, const tw_tensor* w_gate_up,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cast_fp8/reference.hpp"
+#include "kernels/dequant_gemm/reference.hpp"
 #include "kernels/moe/reference.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
@@ -19,6 +20,8 @@
 #include "tests/support.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/moe.hpp"
+#include "tilewave/quantized.hpp"
+#include "tilewave/swiglu.hpp"
 
 namespace tw::kernels::moe {
 namespace {
@@ -78,20 +81,22 @@ struct Layer {
     if (sizes.addend) result.addend = &addend.tensor();
     return result;
   }
-  /// The layer in double; `round` is applied to all that is stored.
-  std::vector<double> evaluate(const std::function<double(double)>& round) const {
+  /// The layer in double; `round` is applied to all that is stored, `round_gate_up` to gate and up.
+  using Round = std::function<double(double)>;
+  std::vector<double> evaluate(const Round& round, const Round& round_gate_up = std::identity()) const {
     std::vector<double> result;
     const std::int64_t h = sizes.hidden, gate_up = 2 * sizes.inner * h, down = h * sizes.inner;
     for (std::int64_t t = 0; t < sizes.tokens; ++t) {
       const std::span<const float> token = part(x_values, t, h);
       std::vector<double> sum(index(h), 0);
-      if (sizes.shared > 0) sum = mlp_reference(token, shared_gate_up_values, shared_down_values, round);
+      if (sizes.shared > 0) sum = mlp_reference(token, shared_gate_up_values, shared_down_values, round, round_gate_up);
       for (std::int64_t i = 0; sizes.addend && i < h; ++i) sum[index(i)] += addend_values[index(t * h + i)];
       for (double& value : sum) value = round(value);
       for (std::int64_t n = 0; n < sizes.k; ++n) {
         const auto e = static_cast<std::int64_t>(expert_values[index(t * sizes.k + n)]) - sizes.first_expert;
         if (e < 0 || e >= sizes.experts) continue;
-        const std::vector<double> y = mlp_reference(token, part(gate_up_values, e, gate_up), part(down_values, e, down), round);
+        const std::vector<double> y =
+            mlp_reference(token, part(gate_up_values, e, gate_up), part(down_values, e, down), round, round_gate_up);
         for (std::int64_t i = 0; i < h; ++i) sum[index(i)] += weight_values[index(t * sizes.k + n)] * y[index(i)];
       }
       for (const double value : sum) result.push_back(round(value));
@@ -317,6 +322,164 @@ TEST_P(FusedMoe, RefusesFp8WeightsThatDoNotFit) {
                     {.gate_up_scale = &gate_up_scale, .down_scale = &down_scale});
       },
       {"x is f16[3, 128]", "must be bf16"});
+  EXPECT_TRUE(layer.out.untouched());
+}
+
+/// Weights of u8 with scales of groups, [experts, rows, cols / 2] or of one expert [rows, cols / 2], and what they stand for.
+struct PackedWeight {
+  PackedWeight(std::int64_t experts, std::int64_t rows, std::int64_t cols, const QuantizedMatrix::Layout& layout, Device device,
+               std::mt19937_64& random) {
+    std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(cols)));
+    std::vector<float> x(index(experts * rows * cols));
+    for (float& value : x) value = normal(random);
+    const QuantizedMatrix all = quantize(Tensor::from(std::span<const float>(x), {experts * rows, cols}), layout);
+    for (const double value : dequant_gemm::decode(all)) values.push_back(static_cast<float>(value));
+    matrix = all.to(device);
+    weight = matrix.values.reshape({experts, rows, cols / 2});
+    scale = matrix.scales.reshape({experts, rows, cols / matrix.group});
+  }
+  QuantizedMatrix matrix;
+  Tensor weight, scale;
+  std::vector<float> values;
+};
+
+/// A layer with such weights.
+struct PackedLayer : Layer {
+  PackedLayer(const Sizes& s, DType type, const QuantizedMatrix::Layout& layout, Device device, std::mt19937_64& random)
+      : Layer(s, type, device, random),
+        gate_up(s.experts, 2 * s.inner, s.hidden, layout, device, random),
+        down(s.experts, s.hidden, s.inner, layout, device, random) {
+    gate_up_values = gate_up.values, down_values = down.values;
+    if (s.shared == 0) return;
+    for (const auto& [one, rows, cols] : {std::tuple{&one_gate_up, 2 * s.shared, s.hidden}, {&one_down, s.hidden, s.shared}})
+      one->emplace(1, rows, cols, layout, device, random);
+    shared_gate_up_values = one_gate_up->values, shared_down_values = one_down->values;
+    for (const auto& [one, tensors] : {std::pair{&one_gate_up, of_gate_up}, {&one_down, of_down}})
+      tensors[0] = (*one)->weight.select(0, 0), tensors[1] = (*one)->scale.select(0, 0);
+  }
+  MoeExpertsOptions packed_options() const {
+    MoeExpertsOptions result = options();
+    result.gate_up_scale = &gate_up.scale, result.down_scale = &down.scale;
+    if (sizes.shared > 0) {
+      result.shared_gate_up = &of_gate_up[0], result.shared_gate_up_scale = &of_gate_up[1];
+      result.shared_down = &of_down[0], result.shared_down_scale = &of_down[1];
+    }
+    return result;
+  }
+  void run() const { moe_experts(x, weights, experts, gate_up.weight, down.weight, out, packed_options()); }
+  void check() const {
+    const auto rounded = [&](double value) { return static_cast<double>(round_to(dtype, static_cast<float>(value))); };
+    const std::vector<double> exact = evaluate(std::identity()), naive = evaluate(rounded, rounded), got = out.values();
+    EXPECT_TRUE(accurate({got, exact, naive, arithmetic_of(dtype, out.tensor().device()), sizes.inner}));
+    EXPECT_TRUE(out.gaps_intact());
+  }
+
+  PackedWeight gate_up, down;
+  std::optional<PackedWeight> one_gate_up, one_down;  ///< the shared expert's
+  Tensor of_gate_up[2], of_down[2];                   ///< their tensors: weight and scale
+};
+
+TEST_P(FusedMoe, Mxfp4Weights) {
+  for (const DType dtype : dtypes()) {
+    for (const Sizes& s : {Sizes{.tokens = 1, .hidden = 64, .inner = 32, .experts = 8, .k = 2},
+                           Sizes{.tokens = 33, .hidden = 128, .inner = 64, .experts = 8, .k = 4, .shared = 64, .addend = true},
+                           Sizes{.tokens = 20, .hidden = 96, .inner = 160, .experts = 60, .k = 4, .shared = 96, .gap = 1},
+                           Sizes{.tokens = 150, .hidden = 32, .inner = 32, .experts = 3, .k = 2, .addend = true},
+                           Sizes{.tokens = 4, .hidden = 64, .inner = 64, .experts = 512, .k = 8},  // most experts are empty
+                           Sizes{.tokens = 30, .hidden = 64, .inner = 32, .experts = 4, .k = 4, .first_expert = 8, .strangers = 2},
+                           Sizes{.tokens = 683, .hidden = 32, .inner = 32, .experts = 16, .k = 3}}) {  // 2049 assignments
+      SCOPED_TRACE(tw::format("{} tokens of {}, experts {} x {}, k {}, shared {}, {}", s.tokens, s.hidden, s.experts, s.inner, s.k,
+                              s.shared, name_of(dtype)));
+      const PackedLayer layer(s, dtype, {WeightFormat::mxfp4}, device, random);
+      if (!launched([&] { layer.run(); })) return;
+      layer.check();
+      const std::vector<double> first = layer.out.values();
+      layer.run();
+      EXPECT_EQ(layer.out.values(), first);
+    }
+  }
+}
+
+/// Of experts with equal logits the lower ones are taken, and a whole layer is the routing and the experts.
+TEST_P(FusedMoe, Mxfp4WeightsOfTiedExperts) {
+  PackedLayer layer({.tokens = 21, .hidden = 64, .inner = 32, .experts = 16, .k = 4, .shared = 32, .addend = true}, DType::bf16,
+                    {WeightFormat::mxfp4}, device, random);
+  PlacedTensor logits({21, 16}, DType::bf16, device);
+  std::vector<float> values(21 * 16);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i < 16 ? 1.0f : static_cast<float>(random() % 3);
+  logits.fill(values);
+  const MoeRouteOptions route{.renormalise = true};
+  moe_route(logits, layer.weights, layer.experts, route);
+  if (!launched([&] { layer.run(); })) return;
+  for (std::size_t a = 0; a < layer.expert_values.size(); ++a) {
+    layer.expert_values[a] = static_cast<float>(layer.experts.values()[a]);
+    layer.weight_values[a] = static_cast<float>(layer.weights.values()[a]);
+  }
+  EXPECT_EQ(std::vector<float>(layer.expert_values.begin(), layer.expert_values.begin() + 4), (std::vector<float>{0, 1, 2, 3}));
+  layer.check();
+  const PlacedTensor fused({21, 64}, DType::bf16, device);
+  fused_moe(layer.x, logits, 4, layer.gate_up.weight, layer.down.weight, fused, {.route = route, .experts = layer.packed_options()});
+  EXPECT_EQ(fused.values(), layer.out.values());
+}
+
+/// Each assignment is that of dequant_gemm() with a single row, which is how the CPU rounds x for int4.
+TEST_P(FusedMoe, Int4Weights) {
+  for (const int group : {32, 128}) {
+    const PackedLayer layer({.tokens = 6, .hidden = 256, .inner = 128, .experts = 5, .k = 2}, DType::bf16, {WeightFormat::int4, group},
+                            device, random);
+    if (!launched([&] { layer.run(); })) return;
+    const PlacedTensor both({1, 256}, DType::bf16, device), gated({1, 128}, DType::bf16, device), results({12, 256}, DType::bf16, device),
+        expected({6, 256}, DType::bf16, device);
+    PlacedTensor places({6, 2}, DType::i32, device);
+    std::vector<float> numbers;
+    for (std::int64_t a = 0; a < 12; ++a) {
+      const auto e = static_cast<std::int64_t>(layer.expert_values[index(a)]);
+      tw::dequant_gemm(layer.x.tensor().slice(0, a / 2, a / 2 + 1), layer.gate_up.matrix.slice(e * 256, (e + 1) * 256), both);
+      swiglu_interleaved(both, gated);
+      tw::dequant_gemm(gated, layer.down.matrix.slice(e * 256, (e + 1) * 256), results.tensor().slice(0, a, a + 1));
+      numbers.push_back(static_cast<float>(a));
+    }
+    places.fill(numbers);
+    moe_combine(results, places, layer.weights, expected);
+    EXPECT_EQ(layer.out.values(), expected.values());
+  }
+}
+
+TEST_P(FusedMoe, RefusesPackedWeightsThatDoNotFit) {
+  const auto zeros = [&](Shape shape, DType dtype = DType::u8) { return Tensor::zeros(std::move(shape), dtype, Stream::standard(device)); };
+  const Layer layer({.tokens = 3, .hidden = 128, .inner = 64, .experts = 2, .k = 2}, DType::bf16, device, random);
+  const Tensor gate_up = zeros({2, 128, 64}), down = zeros({2, 128, 32}), gate_up_scale = zeros({2, 128, 4}),
+               down_scale = zeros({2, 128, 2}), f32_scale = zeros({2, 128, 4}, DType::f32), of_128 = zeros({2, 128, 1}),
+               of_128_f16 = zeros({2, 128, 1}, DType::f16), shared = zeros({128, 64}), shared_down = zeros({128, 32}),
+               shared_scale = zeros({128, 4});
+  using Parts = std::initializer_list<std::string_view>;
+  const auto refuse = [&](const Tensor& w_gate_up, const Tensor& w_down, const MoeExpertsOptions& options, Parts parts) {
+    expect_error<InvalidArgument>([&] { moe_experts(layer.x, layer.weights, layer.experts, w_gate_up, w_down, layer.out, options); },
+                                  parts);
+  };
+  refuse(gate_up, down, {}, {"gate_up_scale is not given; w_gate_up is u8[2, 128, 64]"});
+  refuse(gate_up, down, {.gate_up_scale = &gate_up_scale}, {"down_scale is not given"});
+  refuse(gate_up, down, {.gate_up_scale = &f32_scale}, {"gate_up_scale is f32[2, 128, 4]", "u8 (mxfp4) or f16 (int4)"});
+  refuse(gate_up, down, {.gate_up_scale = &of_128}, {"gate_up_scale is u8[2, 128, 1]", "it must be [2, 128, 4]"});
+  refuse(gate_up, down, {.gate_up_scale = &gate_up_scale, .down_scale = &of_128_f16}, {"down_scale is f16[2, 128, 1]", "[2, 128, 2]"});
+  refuse(gate_up, layer.w_down, {}, {"w_down is bf16[2, 128, 64]", "u8"});
+  refuse(gate_up, zeros({2, 128, 64}), {}, {"w_down is u8[2, 128, 64]", "it must be [2, 128, 32]"});
+  refuse(zeros({2, 128, 63}), down, {}, {"w_gate_up is u8[2, 128, 63]", "[experts, 2 I, 64]"});
+  refuse(zeros({2, 48, 64}), zeros({2, 128, 12}), {.gate_up_scale = &f32_scale}, {"gate_up_scale is f32"});
+  const Tensor narrow = zeros({2, 48, 64}), narrow_scale = zeros({2, 48, 4});
+  refuse(narrow, zeros({2, 128, 12}), {.gate_up_scale = &narrow_scale, .down_scale = &down_scale},
+         {"w_down is u8[2, 128, 12]", "24 columns", "multiple of 32"});
+  refuse(zeros({2, 64, 128}).transpose(1, 2), down, {.gate_up_scale = &gate_up_scale}, {"w_gate_up is u8[2, 128, 64]", "contiguous"});
+  const Tensor odd = zeros({2 * 128 * 64 + 8}).slice(0, 8, 2 * 128 * 64 + 8).reshape({2, 128, 64});
+  refuse(odd, down, {.gate_up_scale = &gate_up_scale}, {"w_gate_up is u8[2, 128, 64]", "multiple of 16 bytes"});
+  const Tensor transposed = zeros({2, 4, 128}).transpose(1, 2);
+  refuse(gate_up, down, {.gate_up_scale = &transposed}, {"gate_up_scale is u8[2, 128, 4]", "contiguous"});
+  refuse(layer.w_gate_up, layer.w_down, {.down_scale = &down_scale}, {"down_scale is given, but w_down is bf16[2, 128, 64]"});
+  MoeExpertsOptions both{.shared_gate_up = &shared, .shared_down = &shared_down, .shared_gate_up_scale = &shared_scale};
+  both.gate_up_scale = &gate_up_scale, both.down_scale = &down_scale;
+  refuse(gate_up, down, both, {"shared_down_scale is not given"});
+  both.shared_down = &shared;
+  refuse(gate_up, down, both, {"shared_down is u8[128, 64]", "[128, 32]"});
   EXPECT_TRUE(layer.out.untouched());
 }
 

@@ -9,10 +9,13 @@
 
 #include "benchmarks/harness.hpp"
 #include "benchmarks/memory_bound.hpp"
+#include "kernels/dequant_gemm/grouped.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tilewave/cast_fp8.hpp"
 #include "tilewave/grouped_gemm.hpp"
 #include "tilewave/moe.hpp"
+#include "tilewave/quantized.hpp"
 
 namespace tw::kernels::moe {
 namespace {
@@ -38,6 +41,7 @@ const Model kDeepSeek{"deepseek-v3",
                        .scale = 2.5f}};
 const Model kGpuModels[] = {
     kDeepSeek, {"mixtral-8x7b", 8, 2, 4096, 14336, {.renormalise = true}}, {"qwen3-30b-a3b", 128, 8, 2048, 768, {.renormalise = true}}};
+const Model kGptOss{"gpt-oss-120b", 128, 4, 2880, 2880, {.renormalise = true}};
 const Model kCpuModels[] = {{"small", 16, 4, 512, 256, {.renormalise = true}}};
 
 /// [count, rows, cols] of the same random numbers for each of the count.
@@ -60,10 +64,25 @@ struct Fp8Weights {
   Tensor values, scales;
 };
 
+/// Weights of mxfp4, [experts, rows, cols], the same for each expert.
+struct PackedWeights {
+  PackedWeights(std::int64_t experts, std::int64_t rows, std::int64_t cols, const Stream& stream) {
+    const QuantizedMatrix one = quantize(random_normal({rows, cols}, DType::f32, Device::cpu(), 1), {WeightFormat::mxfp4});
+    all = QuantizedMatrix::allocate(experts * rows, cols, {WeightFormat::mxfp4}, stream);
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const QuantizedMatrix own = all.slice(e * rows, (e + 1) * rows);
+      own.values.copy_from(one.values), own.scales.copy_from(one.scales);
+    }
+    values = all.values.reshape({experts, rows, cols / 2}), scales = all.scales.reshape({experts, rows, cols / 32});
+  }
+  QuantizedMatrix all;
+  Tensor values, scales;
+};
+
 /// Tokens that are routed by random logits.
 struct Routing {
-  Routing(const Model& model, std::int64_t tokens, const Stream& stream)
-      : logits(random_normal({tokens, model.experts}, DType::f32, stream.device(), 2)),
+  Routing(const Model& model, std::int64_t tokens, const Stream& stream, std::uint64_t seed = 2)
+      : logits(random_normal({tokens, model.experts}, DType::f32, stream.device(), seed)),
         weights(Tensor::poisoned({tokens, model.k}, DType::f32, stream)),
         experts(Tensor::poisoned({tokens, model.k}, DType::i32, stream)),
         offsets(Tensor::poisoned({model.experts + 1}, DType::i32, stream)),
@@ -84,15 +103,15 @@ struct Routing {
   Tensor logits, weights, experts, offsets, rows, places;
 };
 
-/// Measures a layer with `rows` assignments against its products alone.
-void add_layer(Run& run, const Model& model, const std::string& name, DType dtype, std::int64_t rows, std::int64_t touched,
+/// Measures a layer with `rows` assignments against its products alone. `element`: bytes of an element of a weight.
+void add_layer(Run& run, const Model& model, const std::string& name, DType dtype, double element, std::int64_t rows, std::int64_t touched,
                const std::vector<Contender>& contenders) {
   const bool on_gpu = run.stream().device().is_cuda();
   for (const Contender& contender : contenders) contender.launch();
   run.stream().synchronize();
   const double weight = 3.0 * static_cast<double>(model.hidden) * static_cast<double>(model.inner);
   const double flops = 2 * static_cast<double>(rows) * weight;
-  const double bytes = static_cast<double>(size_of(dtype)) * static_cast<double>(touched) * weight;
+  const double bytes = element * static_cast<double>(touched) * weight;
   const bool by_bytes = on_gpu && flops < 300 * bytes;  // an H200 computes about 200 FLOP while it reads a byte; of fp8 400
   const Mode mode = on_gpu && flops < 3e11 ? Mode::graph : Mode::hot;
   const std::vector<Timing> times = measure(mode, contenders, run.stream(), run.effort(mode));
@@ -108,6 +127,11 @@ void add_layer(Run& run, const Model& model, const std::string& name, DType dtyp
   record.peer_time = times[1];
   if (by_bytes) record.limit = run.read_bandwidth() * 1e-9;
   run.add(record);
+  for (std::size_t i = 2; i < contenders.size(); ++i) {
+    record.ours = times[i];
+    record.config = contenders[i].name;
+    run.add(record);
+  }
 }
 
 void run_layers(Run& run, const Model& model, const std::vector<std::int64_t>& sizes) {
@@ -128,11 +152,12 @@ void run_layers(Run& run, const Model& model, const std::vector<std::int64_t>& s
     const Tensor gated = Tensor::poisoned({rows, model.inner}, DType::bf16, stream);
     const Tensor results = Tensor::poisoned({rows, model.hidden}, DType::bf16, stream);
     add_layer(
-        run, model, name, DType::bf16, rows, routing.touched(),
+        run, model, name, DType::bf16, 2, rows, routing.touched(),
         {{"tilewave", [&] { fused_moe(x, routing.logits, model.k, w_gate_up, w_down, out, {.route = model.route, .stream = stream}); }},
          {"its products", [&] {
-            grouped_gemm(sorted, w_gate_up.transpose(1, 2), routing.offsets, gated, {.activation = Activation::swiglu, .stream = stream});
-            grouped_gemm(gated, w_down.transpose(1, 2), routing.offsets, results, {.stream = stream});
+            tw::grouped_gemm(sorted, w_gate_up.transpose(1, 2), routing.offsets, gated,
+                             {.activation = Activation::swiglu, .stream = stream});
+            tw::grouped_gemm(gated, w_down.transpose(1, 2), routing.offsets, results, {.stream = stream});
           }}});
   }
 }
@@ -167,16 +192,59 @@ void run_fp8_layers(Run& run, const Model& model, const std::vector<std::int64_t
     const GroupedGemmOptions first{.a_scale = &sorted_scales, .b_scale = &gate_up_scales, .stream = stream};
     const GroupedGemmOptions second{.a_scale = &gated_scales, .b_scale = &down_scales, .stream = stream};
     const Tensor &a = sorted, &b = gated;  // not the structured bindings, which clang does not capture
-    add_layer(run, model, name, DType::fp8_e4m3, rows, routing.touched(),
+    add_layer(run, model, name, DType::fp8_e4m3, 1, rows, routing.touched(),
               {{"tilewave",
                 [&] {
                   fused_moe(x, routing.logits, model.k, gate_up->values, down->values, out,
                             {.route = model.route, .experts = experts, .stream = stream});
                 }},
                {"its products", [&] {
-                  grouped_gemm(a, gate_up->values.transpose(1, 2), routing.offsets, both, first);
-                  grouped_gemm(b, down->values.transpose(1, 2), routing.offsets, results, second);
+                  tw::grouped_gemm(a, gate_up->values.transpose(1, 2), routing.offsets, both, first);
+                  tw::grouped_gemm(b, down->values.transpose(1, 2), routing.offsets, results, second);
                 }}});
+  }
+}
+
+/// The same with weights of mxfp4. With --all-configs, also the products with every tile.
+void run_packed_layers(Run& run, const Model& model, const std::vector<std::int64_t>& sizes) {
+  const Stream& stream = run.stream();
+  std::optional<PackedWeights> gate_up, down;
+  for (const std::int64_t tokens : sizes) {
+    const std::string name = tw::format("{}-mxfp4-{}", model.name, tokens);
+    if (!run.wants("moe", name, DType::bf16)) continue;
+    if (!down) {
+      gate_up.emplace(model.experts, 2 * model.inner, model.hidden, stream);
+      down.emplace(model.experts, model.hidden, model.inner, stream);
+    }
+    // The experts of one token may fit the cache, so launches take others in turn.
+    std::vector<Routing> routings;
+    for (std::uint64_t seed = 2; seed < (tokens == 1 ? 7u : 3u); ++seed) routings.emplace_back(model, tokens, stream, seed);
+    std::size_t next = 0;
+    const auto routing = [&]() -> const Routing& { return routings[next++ % routings.size()]; };
+    const std::int64_t rows = tokens * model.k;
+    const Tensor x = random_normal({tokens, model.hidden}, DType::bf16, stream.device(), 3);
+    const Tensor out = Tensor::poisoned({tokens, model.hidden}, DType::bf16, stream);
+    const Tensor sorted = random_normal({rows, model.hidden}, DType::bf16, stream.device(), 4);
+    const Tensor gated = random_normal({rows, model.inner}, DType::bf16, stream.device(), 5);
+    const Tensor both = Tensor::poisoned({rows, 2 * model.inner}, DType::bf16, stream);
+    const Tensor results = Tensor::poisoned({rows, model.hidden}, DType::bf16, stream);
+    const MoeExpertsOptions experts{.gate_up_scale = &gate_up->scales, .down_scale = &down->scales};
+    const auto multiply = [&](const dequant_gemm::GroupedProducts& products) {
+      products.multiply(sorted, gate_up->all, both);
+      products.multiply(gated, down->all, results);
+    };
+    std::vector<Contender> contenders{{"tilewave",
+                                       [&] {
+                                         fused_moe(x, routing().logits, model.k, gate_up->values, down->values, out,
+                                                   {.route = model.route, .experts = experts, .stream = stream});
+                                       }},
+                                      {"its products", [&] { multiply(dequant_gemm::GroupedProducts(routing().offsets, rows, stream)); }}};
+    if (run.options().all_configs && stream.device().is_cuda() && generic_shared_bytes(stream) == 0) {
+      for (const dequant_gemm::GroupedTile& tile : dequant_gemm::grouped_tiles())
+        contenders.push_back({"products, " + dequant_gemm::describe(tile),
+                              [&, tile] { multiply(dequant_gemm::GroupedProducts(routing().offsets, rows, tile, stream)); }});
+    }
+    add_layer(run, model, name, DType::bf16, 4.25 / 8, rows, routings.front().touched(), contenders);
   }
 }
 
@@ -215,12 +283,15 @@ const Family family{"moe", "mixture-of-experts layers against their grouped prod
                         for (const Model& model : kCpuModels) {
                           run_layers(run, model, {1, 64});
                           run_fp8_layers(run, model, {1, 64});
+                          run_packed_layers(run, model, {1, 64});
                           run_pieces(run, model, 64);
                         }
                         return;
                       }
                       for (const Model& model : kGpuModels) run_layers(run, model, {1, 16, 128, 4096});
                       run_fp8_layers(run, kDeepSeek, {1, 16, 128, 4096});
+                      run_packed_layers(run, kDeepSeek, {1, 2, 16, 128, 4096});
+                      run_packed_layers(run, kGptOss, {1, 4, 16, 128, 1024, 4096});
                       for (const std::int64_t tokens : {1, 128, 512, 4096}) run_pieces(run, kDeepSeek, tokens);
                     }};
 

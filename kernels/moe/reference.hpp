@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -128,9 +129,10 @@ inline Permuted permutation_reference(std::span<const std::int64_t> experts, int
 }
 
 /// One expert's MLP of x [hidden], in double: w_gate_up [2 inner, hidden] with alternating rows, w_down [hidden, inner]. `round` is applied
-/// to what is stored between the products, and to the result.
-template <class Round>
-std::vector<double> mlp_reference(std::span<const float> x, std::span<const float> w_gate_up, std::span<const float> w_down, Round round) {
+/// to what is stored between the products, and to the result; `round_gate_up` to gate and up, which not all paths store.
+template <class Round, class RoundGateUp = std::identity>
+std::vector<double> mlp_reference(std::span<const float> x, std::span<const float> w_gate_up, std::span<const float> w_down, Round round,
+                                  RoundGateUp round_gate_up = {}) {
   const std::size_t hidden = x.size(), inner = w_down.size() / hidden;
   std::vector<double> gated(inner), result(hidden);
   for (std::size_t i = 0; i < inner; ++i) {
@@ -139,6 +141,7 @@ std::vector<double> mlp_reference(std::span<const float> x, std::span<const floa
       gate += static_cast<double>(w_gate_up[2 * i * hidden + h]) * x[h];
       up += static_cast<double>(w_gate_up[(2 * i + 1) * hidden + h]) * x[h];
     }
+    gate = round_gate_up(gate), up = round_gate_up(up);
     gated[i] = round(gate / (1 + std::exp(-gate)) * up);
   }
   for (std::size_t h = 0; h < hidden; ++h) {

@@ -661,6 +661,23 @@ def test_fused_moe_of_fp8(random):
         ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale)
 
 
+@pytest.mark.parametrize(("format", "group"), [("mxfp4", 32), ("int4", 32), ("int4", 128)])
+def test_fused_moe_of_packed_weights(random, format, group):
+    x, logits = normal(random, 9, 128), normal(random, 9, 4)
+    weights = [normal(random, 4, *shape) / 11 for shape in ((256, 128), (128, 128))]
+    packed = [[ops.quantize(one, format, group=group) for one in w] for w in weights]
+    (gate_up, gate_up_scale), (down, down_scale) = ([np.stack([one[i] for one in w]) for i in range(2)] for w in packed)
+    got = ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale, down_scale=down_scale)
+    widened = [np.stack([ops.dequantize(*one[:2], format=format) for one in w]) for w in packed]
+    wanted = ops.fused_moe(x, logits, 2, *widened)
+    # For int4 x and the gated activations are rounded to 8 bits on the CPU.
+    assert np.linalg.norm(exact(got) - wanted) <= (1e-5 if format == "mxfp4" else 0.02) * np.linalg.norm(wanted)
+    with pytest.raises(ValueError, match="down_scale is not given"):
+        ops.fused_moe(x, logits, 2, gate_up, down, gate_up_scale=gate_up_scale)
+    with pytest.raises(ValueError, match="w_down is u8"):
+        ops.fused_moe(x, logits, 2, gate_up, gate_up, gate_up_scale=gate_up_scale, down_scale=down_scale)
+
+
 def reference_attention(
     q, k, v, scale=None, causal=False, window=(-1, -1), attention_chunk=0, softcap=0.0, slopes=None, sink=None, mask=None
 ):

@@ -165,6 +165,19 @@ def cases():
         lambda a, r, g, d, s, t, *scales: ops.fused_moe(a, r, 2, g, d, shared_gate_up=s, shared_down=t, **dict(zip(names, scales))),
         (normal(3, 128).bfloat16(), normal(3, 4), gate_up, down, *shared, *scales),
     )
+    (gate_up, gate_up_scale, _), (down, down_scale, _) = (ops.quantize(normal(*shape), "mxfp4") for shape in ((4 * 256, 128), (4 * 128, 128)))
+    yield (
+        "fused_moe-mxfp4",
+        lambda a, r, g, d, s, t: ops.fused_moe(a, r, 2, g, d, gate_up_scale=s, down_scale=t),
+        (
+            normal(3, 128).bfloat16(),
+            normal(3, 4),
+            gate_up.view(4, 256, 64),
+            down.view(4, 128, 64),
+            gate_up_scale.view(4, 256, 4),
+            down_scale.view(4, 128, 4),
+        ),
+    )
     recurrent = half(2, 5, 2, 8), half(2, 5, 2, 8), half(2, 5, 4, 16)
     gates, states = -torch.rand(2, 5, 4), normal(2, 4, 8, 16)
     yield (

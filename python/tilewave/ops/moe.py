@@ -173,6 +173,10 @@ def moe_experts(
 
     With weights of float8_e4m3fn x is bf16, and the weights' scales are f32, one for each block of 128 x 128, as cast_fp8_blocks() makes them.
     The first half of w_gate_up's and shared_gate_up's rows is then gate, the second up. h, i and s are multiples of 128.
+
+    Weights of uint8 have two codes in a byte, the first in the low half, and scales of groups of a row: w_gate_up is [e, 2 i, h / 2], w_down
+    [e, h, i / 2], and gate_up_scale [e, 2 i, h / g], down_scale [e, h, i / g], all contiguous. Scales of uint8 make them mxfp4, g = 32, as
+    ops.quantize(w, "mxfp4") does for each expert; scales of float16 int4 without zero points, g = 32 or 128.
     """
     scales = (gate_up_scale, down_scale, shared_gate_up_scale, shared_down_scale)
     rest = (first_expert, shared_gate_up, shared_down, addend, *scales)
