@@ -1065,6 +1065,22 @@ TEST(CInterface, MixtureOfExperts) {
         return tw_moe_experts(InC(fp8_x), InC(weights), InC(experts), InC(w[0]), InC(w[1]), InC(y), &fp8_options, nullptr);
       },
       [&](const Tensor& y) { moe_experts(fp8_x, weights, experts, w[0], w[1], y, of_fp8); });
+  const QuantizedMatrix packed_gate_up = quantize(Tensor::random({5 * 64, 128}, DType::f32, 20), {WeightFormat::mxfp4});
+  const QuantizedMatrix packed_down = quantize(Tensor::random({5 * 128, 32}, DType::f32, 21), {WeightFormat::mxfp4});
+  const Tensor packed[] = {packed_gate_up.values.reshape({5, 64, 64}), packed_down.values.reshape({5, 128, 16}),
+                           packed_gate_up.scales.reshape({5, 64, 4}), packed_down.scales.reshape({5, 128, 1})};
+  const InC packed_scale(packed[2]), packed_down_scale(packed[3]);
+  tw_moe_experts_options packed_options = {};
+  packed_options.struct_size = sizeof packed_options;
+  packed_options.gate_up_scale = packed_scale, packed_options.down_scale = packed_down_scale;
+  expect_same(
+      {5, 128}, DType::bf16,
+      [&](const Tensor& y) {
+        return tw_moe_experts(InC(fp8_x), InC(weights), InC(experts), InC(packed[0]), InC(packed[1]), InC(y), &packed_options, nullptr);
+      },
+      [&](const Tensor& y) {
+        moe_experts(fp8_x, weights, experts, packed[0], packed[1], y, {.gate_up_scale = &packed[2], .down_scale = &packed[3]});
+      });
   const Tensor sorted_scales = poisoned({15, 1}, DType::f32), expected_sorted_scales = poisoned({15, 1}, DType::f32);
   const Tensor fp8_sorted = Tensor::zeros({15, 128}, DType::fp8_e4m3, Stream::standard(Device::cpu()));
   const Tensor expected_fp8 = Tensor::zeros({15, 128}, DType::fp8_e4m3, Stream::standard(Device::cpu()));
