@@ -104,8 +104,8 @@ struct MoeExpertsOptions {
   const Tensor* shared_down = nullptr;     ///< [H, S]
   const Tensor* addend = nullptr;          ///< [tokens, H] of out's dtype, added to the sum, such as a residual
   /// Of fp8_e4m3 weights: f32, one for each block of 128 x 128. Those of w_gate_up [E, 2 I / 128, H / 128], w_down [E, H / 128, I / 128],
-  /// shared_gate_up [2 S / 128, H / 128] and shared_down [H / 128, S / 128], of any strides. Of u8 weights: one for each group of G columns,
-  /// contiguous, u8 (mxfp4, G is 32) or f16 (int4, G is 32 or 128). Those of w_gate_up [E, 2 I, H / G], and so on.
+  /// shared_gate_up [2 S / 128, H / 128] and shared_down [H / 128, S / 128], of any strides. Of u8 weights: one for each group of G
+  /// columns, contiguous, u8 (mxfp4, G is 32) or f16 (int4, G is 32 or 128). Those of w_gate_up [E, 2 I, H / G], and so on.
   const Tensor* gate_up_scale = nullptr;
   const Tensor* down_scale = nullptr;
   const Tensor* shared_gate_up_scale = nullptr;
