@@ -587,6 +587,15 @@ TEST(CInterface, WeightsInFewerBits) {
         },
         [&](const Tensor& out) { tw::dequantize(expected, out); });
   }
+  const QuantizedMatrix gated = quantize(w, {WeightFormat::nf4}).slice(0, 20);
+  const Tensor gated_bias = bias.slice(0, 0, 20);
+  const InC gated_bias_in_c(gated_bias);
+  options.format = TW_WEIGHT_NF4, options.bias = gated_bias_in_c, options.activation = TW_ACTIVATION_SWIGLU;
+  expect_same(
+      {5, 10}, DType::f32,
+      [&](const Tensor& y) { return tw_dequant_gemm(InC(x), InC(gated.values), InC(gated.scales), nullptr, InC(y), &options, nullptr); },
+      [&](const Tensor& y) { tw::dequant_gemm(x, gated, y, {.bias = &gated_bias, .activation = Activation::swiglu}); });
+  options.bias = bias_in_c, options.activation = TW_ACTIVATION_RELU;
   const Tensor y = poisoned({5, 21}, DType::f32);
   options.format = static_cast<tw_weight_format>(8);
   const QuantizedMatrix int4 = quantize(w, {WeightFormat::int4, 32});

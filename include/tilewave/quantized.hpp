@@ -129,12 +129,13 @@ void dequantize(const QuantizedMatrix& weight, const Tensor& out, const std::opt
 struct DequantGemmOptions {
   bool accumulate = false;                   ///< y += instead of y =; not allowed with an activation
   const Tensor* bias = nullptr;              ///< [N], of y's dtype and contiguous; added to every row
-  Activation activation = Activation::none;  ///< not swiglu
+  Activation activation = Activation::none;  ///< with swiglu, y has N / 2 columns: rows 2 n of W are gate, rows 2 n + 1 up
   std::optional<Stream> stream = {};         ///< default: the device's standard stream
   bool constant_weight = false;  ///< the weight was complete before the stream's previous launch, as a model's is: it may be read early
 };
 
 /// y = activation(x W^T + bias), or y += x W^T + bias. `x`: [M, K]; `y`: [M, N] of the same dtype, f32, f16 or bf16; columns are adjacent.
+/// With swiglu y is [M, N / 2], N even: y(m, n) = silu(s(m, 2 n)) s(m, 2 n + 1) for s = x W^T + bias, in f32.
 ///
 /// - CPU, M up to 16: reads W once, as it is stored. Sums are in f32. Where the processor has AVX512-VNNI, rows of x are rounded to 8-bit
 ///   integers for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the

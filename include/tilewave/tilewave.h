@@ -163,7 +163,7 @@ typedef enum {
 typedef struct {
   size_t struct_size;
   const tw_tensor* bias;
-  tw_activation activation; /* not TW_ACTIVATION_SWIGLU */
+  tw_activation activation; /* with TW_ACTIVATION_SWIGLU y has n / 2 columns: the weight's even rows are gate, odd ones up */
   int32_t accumulate;       /* 1: y += instead of y = */
   tw_weight_format format;
 } tw_dequant_gemm_options;

@@ -11,13 +11,15 @@ namespace tw::kernels::dequant_gemm {
 struct Call {
   const Tensor& x;  ///< [M, K]
   const QuantizedMatrix& weight;
-  const Tensor& y;  ///< [M, N]
+  const Tensor& y;  ///< [M, N], or [M, N / 2] with swiglu
   const DequantGemmOptions& options;
   Stream stream;
 
   std::int64_t m() const { return x.shape(0); }
-  std::int64_t n() const { return y.shape(1); }
+  std::int64_t n() const { return weight.rows(); }
   std::int64_t k() const { return x.shape(1); }
+  /// Whether pairs of rows of W, gate and up, become one column of y.
+  bool pairs() const { return options.activation == Activation::swiglu; }
 };
 
 /// to[i] = from[i] for n elements of f32, f16 or bf16.

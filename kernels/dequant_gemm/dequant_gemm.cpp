@@ -68,12 +68,14 @@ void dequant_gemm(const Tensor& x, const QuantizedMatrix& weight, const Tensor& 
   require(x.rank() == 2 && x.shape(1) == weight.columns(), "{}: x is {}; it must be [M, {}], with as many columns as the weight", op, x,
           weight.columns());
   check_matrix(op, "x", x, x.dtype(), x.shape(), device);
-  check_matrix(op, "y", y, x.dtype(), {x.shape(0), weight.rows()}, device);
+  const bool swiglu = options.activation == Activation::swiglu;
+  require(!swiglu || weight.rows() % 2 == 0, "{}: the weight has {} rows; swiglu takes pairs of rows, so N must be even", op,
+          weight.rows());
+  check_matrix(op, "y", y, x.dtype(), {x.shape(0), swiglu ? weight.rows() / 2 : weight.rows()}, device);
   kernels::check_extents(op, "x", x);
   kernels::check_extents(op, "y", y);
   check_output(op, "y", y);
   check_bias(op, options.bias, weight.rows(), y.dtype(), device);
-  require(options.activation != Activation::swiglu, "{}: activation is swiglu; it is not supported", op);
   require(!options.accumulate || options.activation == Activation::none, "{}: accumulate is not allowed with an activation", op);
   check_disjoint(op, {"y", &y},
                  {{"x", &x}, {"values", &weight.values}, {"scales", &weight.scales}, {"zeros", &weight.zeros}, {"bias", options.bias}});

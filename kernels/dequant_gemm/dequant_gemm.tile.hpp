@@ -15,10 +15,19 @@ struct DequantTiles {
   static constexpr int bw = BW, bx = BX, w_stages = WStages, x_stages = XStages, band = Band;
 };
 
+/// to(n, m) = acc(2 n, m), from row `row0` / 2 and column `col0` on: one of each two rows that map_row_pairs() made equal.
+template <class T>
+TW_INLINE void store_row_pairs(auto& block, auto& acc, const auto& to, int row0, int col0) {
+  block.for_each(acc, [&](int row, int col, auto& x) {
+    if (row % 2 == 0 && row0 + row < 2 * to.rows && col0 + col < to.cols)
+      *to.template at<T>((row0 + row) / 2, col0 + col, 0, 0) = tw::to<T>(x);
+  });
+}
+
 /// y^T = W x^T: only the left operand of a product may come from registers, so W is the left one. While the tensor cores multiply 64
 /// columns, the warps decode the next 64. With `kSplitK` the grid's batch counts splits of K, possibly one, whose sums a second kernel adds
-/// up (SumTransposed); it can also add to y. Otherwise bias and `Activation` are applied here. `Weights` says whether groups of rows have
-/// weights of their own. There is no bias then.
+/// up (SumTransposed); it can also add to y. Otherwise bias and `Activation` are applied here. SwiGlu makes a column of y from rows 2 n and
+/// 2 n + 1 of W. `Weights` says whether groups of rows have weights of their own. There is no bias then.
 template <class Format, class T, class Activation, class Tiles, bool kSplitK, class Weights = OneWeight>
 struct DequantGemm {
   static constexpr const char* source = "kernels/dequant_gemm/dequant_gemm.tile.hpp";
@@ -33,6 +42,7 @@ struct DequantGemm {
   static constexpr bool staged = !kSplitK && BX >= 128;
   static_assert(!staged || (BW == 128 && part_rows == 128), "results are transposed in squares of the kernel's rows");
   static constexpr bool by_group = requires { Format::group; };
+  static constexpr bool pairs = is_same<Activation, SwiGlu>;
 
   template <class Target>
   struct On : Weights::Kernel {
@@ -43,7 +53,7 @@ struct DequantGemm {
     using X = Shared<Target, T, part_rows, BK>;
     using Acc = Fragment<Target, float, BW, part_rows>;
     using Vector = RowVector<Target, float, Acc>;
-    using Out = Staging<Target, T, 128, 128>;
+    using Out = Staging<Target, T, 128, pairs ? 64 : 128>;
     using Piece = Operand<Target, T, BW, BK>;
 
     template <class F, bool>
@@ -60,7 +70,7 @@ struct DequantGemm {
       Global<Target, const typename ScaleOf<Format, by_group>::Type> scales;  ///< of groups [N, K / group], of rows [N, 1]
       Global<Target, const u8> zeros;                                         ///< without elements if symmetric
       Global<Target, const T> bias;                                           ///< [N, 1]
-      Global<Target, T, Out> y;                                               ///< [M, N]
+      Global<Target, T, Out> y;                                               ///< [M, N], or [M, N / 2] of pairs
       Global<Target, T> y_transposed;                                         ///< the same memory, [N, M]: for tiles with few rows of x
       Global<Target, float> partial;                                          ///< [splits, N, M]
       int depth;                                                              ///< K
@@ -209,9 +219,12 @@ struct DequantGemm {
           if constexpr (!by_group) x = x * scale;
           if constexpr (kSplitK)
             return x;
+          else if constexpr (pairs)
+            return x + b;
           else
             return Activation::apply(x + b);
         });
+        if constexpr (pairs) block.map_row_pairs(acc, [](auto gate, auto up) { return SwiGlu::apply(gate, up); });
         if constexpr (kSplitK) {
           block.store(acc, p.partial, w.row, x_row, w.split);
         } else if constexpr (staged) {
@@ -220,13 +233,20 @@ struct DequantGemm {
           block.sync();
           block.load(acc, through.buffer);
           block.sync();
-          block.store(acc, through.out, p.y, x_row, w.row, 0, 0, w.x_end);
-        } else if constexpr (Weights::grouped) {
-          auto y = p.y_transposed;
-          y.cols = min(y.cols, w.x_end);
-          block.store(acc, y, w.row, x_row);
+          if constexpr (pairs) {
+            Fragment<Target, float, 128, 64> half;
+            block.pairs(half, acc, [](auto first, auto) { return first; });
+            block.store(half, through.out, p.y, x_row, w.row / 2, 0, 0, w.x_end);
+          } else {
+            block.store(acc, through.out, p.y, x_row, w.row, 0, 0, w.x_end);
+          }
         } else {
-          block.store(acc, p.y_transposed, w.row, x_row);
+          auto y = p.y_transposed;
+          if constexpr (Weights::grouped) y.cols = min(y.cols, w.x_end);
+          if constexpr (pairs)
+            store_row_pairs<T>(block, acc, y, w.row, x_row);
+          else
+            block.store(acc, y, w.row, x_row);
         }
       }
     }
@@ -241,7 +261,7 @@ struct SumTransposed {
 
   template <class Target>
   struct On {
-    using X = Rows<Target, float, side, side, 4, 1>;
+    using X = Rows<Target, float, side, side, 4, Epilogue::pairs ? 2 : 1>;
     using End = typename Epilogue::template On<Target, X>;
     struct Params {
       Global<Target, const float, X> partial;  ///< [splits, N, M]

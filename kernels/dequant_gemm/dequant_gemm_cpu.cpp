@@ -17,11 +17,12 @@ constexpr std::int64_t kFewRows = 16;
 /// Rows of the weight that a thread takes at a time: enough for one stream of memory, few enough to share a small matrix.
 constexpr std::int64_t kTogether = 32, kMostTogether = 128;
 
-/// The same for few rows of x: up to 128 KiB, because a stream starts slowly, as long as each thread has four turns.
+/// The same for few rows of x: up to 128 KiB, because a stream starts slowly, as long as each thread has four turns. Even: SwiGLU takes
+/// pairs of rows.
 std::int64_t rows_together(const QuantizedMatrix& weight) {
   constexpr std::int64_t kBytes = 128 << 10, kTurns = 4;
   const std::int64_t row_bytes = std::max<std::int64_t>(1, weight.values.shape(1));
-  return std::clamp(std::min(kBytes / row_bytes, weight.rows() / (kTurns * cpu_threads())), kTogether, kMostTogether);
+  return std::clamp(std::min(kBytes / row_bytes, weight.rows() / (kTurns * cpu_threads())), kTogether, kMostTogether) / 2 * 2;
 }
 
 /// The library's functions for a format.
@@ -95,6 +96,18 @@ void finish(const Call& call, const float* sums, std::int64_t first, std::int64_
   }
 }
 
+/// y(r, (first + i) / 2) = silu(gate) up, where gate is sums[i, r] + bias and up the next row's, for even i < n.
+template <class T>
+void finish_pairs(const Call& call, const float* sums, std::int64_t first, std::int64_t n) {
+  const T* bias = call.options.bias == nullptr ? nullptr : call.options.bias->data<T>() + first;
+  const std::int64_t m = call.m();
+  const auto sum = [&](std::int64_t i, std::int64_t r) { return sums[i * m + r] + (bias == nullptr ? 0.0f : static_cast<float>(bias[i])); };
+  for (std::int64_t r = 0; r < m; ++r) {
+    T* y = call.y.data<T>() + r * call.y.stride(0) + first / 2;
+    for (std::int64_t i = 0; i < n; i += 2) y[i / 2] = to<T>(SwiGlu::apply(sum(i, r), sum(i + 1, r)));
+  }
+}
+
 void run_few_rows(const Call& call) {
   const Functions functions = functions_of(call.weight.format);
   const Activations x(call, functions);
@@ -112,6 +125,7 @@ void run_few_rows(const Call& call) {
         functions.dots(of_row, row, x.wide(), k, m, k);
     }
     with_float_type(call.y.dtype(), [&]<class T>(std::type_identity<T>) {
+      if (call.pairs()) return finish_pairs<T>(call, sums, first, end - first);
       with_activation(call.options.activation, [&]<class Act>(std::type_identity<Act>) { finish<T, Act>(call, sums, first, end - first); });
     });
   });
@@ -130,7 +144,8 @@ void run_many_rows(const Call& call) {
     dequantize_on_cpu(call.weight.slice(first, end), part);
     Tensor bias;
     if (call.options.bias != nullptr) bias = call.options.bias->slice(0, first, end);
-    gemm(call.x, part.transpose(0, 1), call.y.slice(1, first, end),
+    const Tensor y = call.pairs() ? call.y.slice(1, first / 2, end / 2) : call.y.slice(1, first, end);
+    gemm(call.x, part.transpose(0, 1), y,
          {.beta = call.options.accumulate ? 1.0f : 0.0f,
           .bias = call.options.bias == nullptr ? nullptr : &bias,
           .activation = call.options.activation,

@@ -180,12 +180,14 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   SCOPED_TRACE(tw::format("{} M {} N {} K {} {} gap {}", name_of_layout(layout), p.m, p.n, p.k, name_of(p.dtype), p.gap));
   const QuantizedMatrix w = quantize(random_weight(p.n, p.k, random), layout);
   const Tensor x = Tensor::random({p.m, p.k + p.gap}, p.dtype, random()).slice(1, p.gap, p.k + p.gap);
+  const bool pairs = p.options.activation == Activation::swiglu;
+  const std::int64_t columns = pairs ? p.n / 2 : p.n;
   const Tensor whole =
-      p.options.accumulate ? Tensor::random({p.m, p.n + p.gap}, p.dtype, random()) : Tensor::poisoned({p.m, p.n + p.gap}, p.dtype);
-  const Tensor y = whole.slice(1, 0, p.n), bias = Tensor::random({p.n}, p.dtype, random());
+      p.options.accumulate ? Tensor::random({p.m, p.n + p.gap}, p.dtype, random()) : Tensor::poisoned({p.m, columns + p.gap}, p.dtype);
+  const Tensor y = whole.slice(1, 0, columns), bias = Tensor::random({p.n}, p.dtype, random());
   std::vector<float> before, inputs;
   for (std::int64_t r = 0; r < p.m; ++r) {
-    for (std::int64_t i = 0; i < p.n; ++i) before.push_back(static_cast<float>(y.at({r, i})));
+    for (std::int64_t i = 0; i < p.n && p.options.accumulate; ++i) before.push_back(static_cast<float>(y.at({r, i})));
     for (std::int64_t k = 0; k < p.k; ++k) inputs.push_back(static_cast<float>(x.at({r, k})));
   }
   DequantGemmOptions options = p.options;
@@ -197,22 +199,28 @@ void expect_product(const Layout& layout, const Product& p, std::mt19937_64& ran
   // gemm's panels round the weight to x's type.
   const bool panels = p.m > 16 && rounded_together(w, p.m) == 0;
   const double panel = panels && p.dtype != DType::f32 ? (p.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11) : 0;
+  /// What the activation is applied to.
+  const auto sum = [&](std::int64_t r, std::int64_t i) {
+    const auto at = static_cast<std::size_t>(r * p.n + i);
+    double expected = exact.values[at] + (p.bias ? bias.at({i}) : 0.0);
+    // Sums with y's old value and the bias are rounded, too, and their result may be small.
+    double added = p.bias ? std::abs(bias.at({i})) : 0;
+    if (p.options.accumulate) expected += before[at], added += std::abs(before[at]);
+    double error = sum_error(w, std::span(inputs).subspan(static_cast<std::size_t>(r * p.k), static_cast<std::size_t>(p.k)), i) +
+                   panel * exact.magnitudes[at] + 0x1p-23 * (added + exact.magnitudes[at]);
+    if (p.dtype == DType::f16 && panels) error += 0x1p-25 * 5 * static_cast<double>(p.k);  // subnormal elements of panels; |x| < 5
+    return Bounded{expected, error};
+  };
   for (std::int64_t r = 0; r < p.m; ++r) {
-    for (std::int64_t i = 0; i < p.n; ++i) {
-      const auto at = static_cast<std::size_t>(r * p.n + i);
-      double expected = exact.values[at] + (p.bias ? bias.at({i}) : 0.0);
-      // Sums with y's old value and the bias are rounded, too, and their result may be small.
-      double added = p.bias ? std::abs(bias.at({i})) : 0;
-      if (p.options.accumulate) expected += before[at], added += std::abs(before[at]);
-      double error = sum_error(w, std::span(inputs).subspan(static_cast<std::size_t>(r * p.k), static_cast<std::size_t>(p.k)), i) +
-                     panel * exact.magnitudes[at] + 0x1p-23 * (added + exact.magnitudes[at]);
+    for (std::int64_t i = 0; i < columns; ++i) {
+      auto [expected, error] = pairs ? swiglu(sum(r, 2 * i), sum(r, 2 * i + 1)) : sum(r, i);
       if (p.options.activation == Activation::relu) expected = std::max(expected, 0.0);
       error += std::abs(expected) * (p.dtype == DType::bf16 ? 0x1p-8 : p.dtype == DType::f16 ? 0x1p-11 : 0x1p-24);
-      if (p.dtype == DType::f16) error += 0x1p-24;                                           // subnormal results
-      if (p.dtype == DType::f16 && panels) error += 0x1p-25 * 5 * static_cast<double>(p.k);  // and elements of panels; |x| < 5
+      if (p.dtype == DType::f16) error += 0x1p-24;  // subnormal results
       ASSERT_LE(std::abs(y.at({r, i}) - expected), error) << r << ", " << i << ": " << y.at({r, i}) << ", exactly " << expected;
     }
-    for (std::int64_t i = p.n; i < p.n + p.gap && !p.options.accumulate; ++i) ASSERT_TRUE(std::isnan(whole.at({r, i}))) << "column " << i;
+    for (std::int64_t i = columns; i < whole.shape(1) && !p.options.accumulate; ++i)
+      ASSERT_TRUE(std::isnan(whole.at({r, i}))) << "column " << i;
   }
 }
 
@@ -245,6 +253,18 @@ TEST_P(Quantized, AddsAndActivates) {
   for (std::int64_t i = 0; i < 27; ++i) {
     const double s = sums.data<float>()[i];
     EXPECT_NEAR(y.data<float>()[i], s * 0.5 * std::erfc(-s / std::sqrt(2.0)), 1e-6 * std::abs(s) + 1e-6);
+  }
+}
+
+TEST_P(Quantized, GatesLikeTheReference) {
+  // Rows of W that are not a multiple of what a thread takes, and several of these.
+  for (const std::int64_t m : {1, 3, 16, 19, 130}) {
+    for (const std::int64_t n : {2, 34, 262}) {
+      const DType dtype = m % 2 == 0 ? DType::f32 : DType::bf16;  // results are too large for f16
+      expect_product(
+          GetParam(),
+          {.m = m, .n = n, .k = 128, .dtype = dtype, .options = {.activation = Activation::swiglu}, .bias = n != 34, .gap = m % 2}, random);
+    }
   }
 }
 
@@ -369,6 +389,43 @@ TEST_P(Quantized, MultipliesOnAGpu_cuda) {
           ASSERT_EQ(got, second.at({i / n, i % n})) << i;
         }
         for (std::int64_t r = 0; r < m; ++r) ASSERT_TRUE(std::isnan(result.at({r, n}))) << r;
+      }
+    }
+  }
+}
+
+TEST_P(Quantized, GatesOnAGpu_cuda) {
+  skip_without_cuda();
+  const Stream stream = Stream::standard(Device::cuda());
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    const double last = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-10;  // of tf32
+    for (const std::int64_t m : {1, 8, 16, 17, 64, 300}) {
+      for (const std::int64_t n : {70, 4646}) {  // also tiles of 32 rows of W
+        SCOPED_TRACE(tw::format("{} m {} n {}", name_of(dtype), m, n));
+        const QuantizedMatrix w = quantize(Tensor::random({n, kWide}, DType::f32, random()), GetParam()), on_gpu = w.to(Device::cuda());
+        const Tensor bias = Tensor::random({n}, dtype, random()), gpu_bias = bias.to(Device::cuda());
+        const Tensor x = Tensor::random({m, kWide}, dtype, random()), gpu_x = x.to(Device::cuda());
+        const Tensor y = Tensor::poisoned({m, n / 2 + 1}, dtype, stream);
+        const DequantGemmOptions options{.bias = &gpu_bias, .activation = Activation::swiglu};
+        if (!launched([&] { tw::dequant_gemm(gpu_x, on_gpu, y.slice(1, 0, n / 2), options); })) return;
+        const Tensor result = y.to(Device::cpu());
+        std::vector<float> inputs;
+        for (std::int64_t i = 0; i < m * kWide; ++i) inputs.push_back(static_cast<float>(x.at({i / kWide, i % kWide})));
+        const Sums exact = plain(inputs, decode(w), m, n, kWide);
+        const bool codes = dtype != DType::f32 && m <= 16 && GetParam().format != WeightFormat::nf4;
+        const auto sum = [&](std::int64_t r, std::int64_t i) {
+          const auto at = static_cast<std::size_t>(r * n + i);
+          return Bounded{exact.values[at] + bias.at({i}),
+                         (exact.magnitudes[at] + std::abs(bias.at({i}))) * (kWide * 0x1p-24 + (codes ? 0 : last))};
+        };
+        for (std::int64_t r = 0; r < m; ++r) {
+          for (std::int64_t i = 0; i < n / 2; ++i) {
+            const Bounded expected = swiglu(sum(r, 2 * i), sum(r, 2 * i + 1));
+            ASSERT_LE(std::abs(result.at({r, i}) - expected.value), expected.error + std::abs(expected.value) * last + 0x1p-20)
+                << r << ", " << i;
+          }
+          ASSERT_TRUE(std::isnan(result.at({r, n / 2}))) << r;
+        }
       }
     }
   }
@@ -530,7 +587,10 @@ TEST(QuantizedErrors, NameTheArgument) {
   product_refused("y is", x, q, y.slice(1, 0, 3));
   product_refused("f32", x, q, y.to(DType::f16));
   product_refused("adjacent", Tensor::random({96, 2}, DType::f32, 1).transpose(0, 1), q, y);
-  product_refused("swiglu", x, q, y, {.activation = Activation::swiglu});
+  const Tensor halves = Tensor::poisoned({2, 2}, DType::f32);
+  product_refused("y is", x, q, y, {.activation = Activation::swiglu});
+  product_refused("the weight has 3 rows; swiglu", x, q.slice(0, 3), halves, {.activation = Activation::swiglu});
+  product_refused("accumulate", x, q, halves, {.accumulate = true, .activation = Activation::swiglu});
   product_refused("accumulate", x, q, y, {.accumulate = true, .activation = Activation::relu});
   const Tensor bias = Tensor::random({5}, DType::f32, 1);
   product_refused("bias", x, q, y, {.bias = &bias});

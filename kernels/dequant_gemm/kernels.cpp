@@ -48,19 +48,24 @@ void launch_product(const Call& call, const WidePlan& plan, const Tensor& partia
   launch_types.template operator()<DType::f16>();
 }
 
+/// The activation whose Params are those of `activation`: pairs are loaded in wider pieces.
+constexpr Activation params_activation(Activation activation) { return activation == Activation::swiglu ? activation : Activation::none; }
+
 void launch_sum(const Call& call, const Tensor& partial) {
   static KernelTable<WideSum> table(type_of, kSource);
   const WideSum kernel = wide_sum(call);
   const auto launch_as = [&]<WideSum k>() {
-    if (k.dtype != kernel.dtype || k.addends != kernel.addends) return;
+    if (k.dtype != kernel.dtype || k.addends != kernel.addends || k.activation != params_activation(kernel.activation)) return;
     using Params = typename WideHostSum<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(table[kernel], call.stream, wide_sum_grid(call),
                                  [&](auto& bind, auto& p) { bind_wide_sum(bind, p, call, partial); });
   };
   launch_as.template operator()<WideSum{.dtype = DType::bf16}>();
   launch_as.template operator()<WideSum{.dtype = DType::bf16, .addends = true}>();
+  launch_as.template operator()<WideSum{.dtype = DType::bf16, .activation = Activation::swiglu}>();
   launch_as.template operator()<WideSum{.dtype = DType::f16}>();
   launch_as.template operator()<WideSum{.dtype = DType::f16, .addends = true}>();
+  launch_as.template operator()<WideSum{.dtype = DType::f16, .activation = Activation::swiglu}>();
 }
 
 }  // namespace

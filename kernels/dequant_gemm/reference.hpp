@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,17 @@ inline std::vector<double> decode(const QuantizedMatrix& w) {
     }
   }
   return result;
+}
+
+/// A number, and the most that a result in f32 differs from it.
+struct Bounded {
+  double value, error;
+};
+/// silu(gate) up. Its slope is at most 1.1, and the exponential of -gate has an error that grows with it.
+inline Bounded swiglu(const Bounded& gate, const Bounded& up) {
+  const double silu = gate.value / (1 + std::exp(-gate.value));
+  const double error = 1.1 * gate.error + 0x1p-22 * std::abs(silu) * (8 + std::max(0.0, -gate.value));
+  return {silu * up.value, error * (std::abs(up.value) + up.error) + std::abs(silu) * up.error};
 }
 
 /// x W^T, [M, N], and the same sums of magnitudes.

@@ -44,9 +44,8 @@ Rounded round(const Tensor& x) {
   return to;
 }
 
-template <class T, gemm::Config tile>
+template <class End, gemm::Config tile>
 void multiply(const Call& call, const gemm::Call& product, const Tensor& x_scales) {
-  using End = Scaled<Linear<T, AnyActivation, LinearOptions{.addends = true}>>;
   using Kernel = gemm::Gemm<gemm::Operands<i8, Contract::columns, Contract::columns>, End,
                             gemm::Tiles<tile.bm, tile.bn, 192, tile.stages, tile.cluster, tile.band>>;
   const gemm::Launch launch = gemm::make_launch(product, {.dtype = DType::i8, .tile = tile});
@@ -91,7 +90,11 @@ void run_rounded(const Call& call) {
                            .stored = {},
                            .layout = {}};
   with_float_type(call.y.dtype(), [&]<class T>(std::type_identity<T>) {
-    has_large_tiles(product) ? multiply<T, kLarge>(call, product, x.scales) : multiply<T, kSmall>(call, product, x.scales);
+    const auto multiply_with = [&]<class End>(std::type_identity<End>) {
+      has_large_tiles(product) ? multiply<End, kLarge>(call, product, x.scales) : multiply<End, kSmall>(call, product, x.scales);
+    };
+    if (call.pairs()) return multiply_with(std::type_identity<Scaled<Linear<T, SwiGlu>>>{});
+    multiply_with(std::type_identity<Scaled<Linear<T, AnyActivation, LinearOptions{.addends = true}>>>{});
   });
 }
 

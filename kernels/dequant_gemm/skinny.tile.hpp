@@ -49,7 +49,8 @@ struct SkinnyDequantGemm {
     using Slot = Shared<Target, Codes, R, depth / codes_in<Codes>>;
     using Sums = DividedSums<Target, R, N, Warps>;
     using X = DividedOperand<Target, T, N, depth, Warps>;
-    static constexpr int threads = 32 * Warps, out_rows = N * R < threads ? threads / R : N;
+    static constexpr int threads = 32 * Warps, least_width = Epilogue::pairs ? 2 : 1;
+    static constexpr int out_rows = max(N, threads* least_width / R);
     using Out = Rows<Target, float, out_rows, R, Warps, out_rows * R / threads>;  // a piece for each thread
     using End = typename Epilogue::template On<Target, Out>;
 

@@ -52,7 +52,9 @@ void check(const Case& c, std::mt19937_64& random) {
   const QuantizedMatrix w = quantize(Tensor::random({c.n, c.k}, DType::f32, random()), layout);
   const Device device = Device::cpu();
   PlacedTensor x({c.m, c.k}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap});
-  PlacedTensor y({c.m, c.n}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap}), again({c.m, c.n}, kernel.dtype, device);
+  constexpr bool pairs = kernel.activation == Activation::swiglu;
+  const std::int64_t columns = pairs ? c.n / 2 : c.n;
+  PlacedTensor y({c.m, columns}, kernel.dtype, device, {.offset = c.offset, .gap = c.gap}), again({c.m, columns}, kernel.dtype, device);
   PlacedTensor bias({c.n}, kernel.dtype, device);
   const std::vector<float> inputs = x.fill_random(random), biases = bias.fill_random(random);
   std::vector<float> before(static_cast<std::size_t>(c.m * c.n), 0.0f);
@@ -66,13 +68,16 @@ void check(const Case& c, std::mt19937_64& random) {
   const Sums exact = plain(inputs, decode(w), c.m, c.n, c.k);
   const std::vector<double> results = y.values();
   EXPECT_EQ(results, again.values());
-  for (std::size_t i = 0; i < results.size(); ++i) {
+  const double last = kernel.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
+  const auto sum = [&](std::size_t i) {
     const double added = before[i] + (c.bias ? biases[i % static_cast<std::size_t>(c.n)] : 0.0f);
-    double expected = exact.values[i] + added;
     // Codes are exact, but for nf4's numbers: every product and sum is rounded in f32, one after the other at worst, and the result once.
-    const double last = kernel.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
     double error = (static_cast<double>(c.k) + 8) * 0x1p-24 * (exact.magnitudes[i] + std::abs(added));
     if (kernel.format == WeightFormat::nf4) error += last / 2 * exact.magnitudes[i];
+    return Bounded{exact.values[i] + added, error};
+  };
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    auto [expected, error] = pairs ? swiglu(sum(2 * i), sum(2 * i + 1)) : sum(i);
     if (kernel.activation == Activation::relu) expected = std::max(expected, 0.0);
     ASSERT_LE(std::abs(results[i] - expected), error + last * std::abs(expected) + 0x1p-24)
         << i << ": " << results[i] << ", exactly " << expected;
@@ -105,6 +110,23 @@ TEST(SkinnyDequantGemm, OtherNumbersOfWarpsAreCorrectOnTheCpu) {
     check<kKernel<WeightFormat::int8, DType::bf16, 0, false, false, kManyWarps>>({.m = m, .n = 37, .k = 4133}, random);
     check<kKernel<WeightFormat::int4, DType::bf16, 128, false, true, kManyWarps>>({.m = m, .n = 37, .k = 4224, .bias = true}, random);
   }
+}
+
+template <WeightFormat format, int group = 0, bool zeros = false>
+void check_pairs() {
+  cpu::set_poison_released_slots(true);
+  std::mt19937_64 random = random_engine();
+  for (const std::int64_t n : {2, 34, 70}) {
+    check<kKernel<format, DType::bf16, group, zeros, false, kTile8, Activation::swiglu>>({.m = 1, .n = n, .k = 1152, .bias = true}, random);
+    check<kKernel<format, DType::f16, group, zeros, false, kTile16, Activation::swiglu>>({.m = 13, .n = n, .k = 128, .gap = 1}, random);
+    check<kKernel<format, DType::bf16, group, zeros, false, kShort, Activation::swiglu>>({.m = 7, .n = n, .k = 384, .bias = true}, random);
+    check<kKernel<format, DType::f16, group, zeros, false, kManyWarps, Activation::swiglu>>({.m = 8, .n = n, .k = 384}, random);
+  }
+}
+TEST(SkinnyDequantGemm, GatesOnTheCpu) {
+  check_pairs<WeightFormat::int8>();
+  check_pairs<WeightFormat::int4, 32, true>();
+  check_pairs<WeightFormat::mxfp4, 32>();
 }
 
 TEST(SkinnyDequantGemm, OfInt8IsCorrectOnTheCpu) {
@@ -317,6 +339,11 @@ TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
         const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);
         const std::string type = type_of(skinny_kernel(shapes.call(), 132, generic));
         specs.push_back(make_spec({type, "kernels/dequant_gemm/skinny.tile.hpp", nullptr}, true, true));
+        if (target == GpuTarget::cuda) specs.back() = for_target(specs.back(), target);
+        if (layout.group != 128) continue;
+        SkinnyKernel gated = skinny_kernel(shapes.call(), 132, generic);
+        gated.activation = Activation::swiglu, gated.addends = false;
+        specs.push_back(make_spec({type_of(gated), "kernels/dequant_gemm/skinny.tile.hpp", nullptr}, true, true));
         if (target == GpuTarget::cuda) specs.back() = for_target(specs.back(), target);
       }
     }

@@ -59,7 +59,9 @@ void check(const Case& c, std::mt19937_64& random) {
       quantize(Tensor::random({c.n, c.k}, DType::f32, random()), {kernel.format, kernel.group > 0 ? kernel.group : 32, kernel.zeros});
   const Device device = Device::cpu();
   PlacedTensor x({c.m, c.k}, kernel.dtype, device, {.gap = c.gap, .align = 8});
-  PlacedTensor y({c.m, c.n}, kernel.dtype, device, {.gap = c.gap}), again({c.m, c.n}, kernel.dtype, device);
+  constexpr bool pairs = kernel.activation == Activation::swiglu;
+  const std::int64_t columns = pairs ? c.n / 2 : c.n;
+  PlacedTensor y({c.m, columns}, kernel.dtype, device, {.gap = c.gap}), again({c.m, columns}, kernel.dtype, device);
   PlacedTensor bias({c.n}, kernel.dtype, device);
   const std::vector<float> inputs = x.fill_random(random), biases = bias.fill_random(random);
   std::vector<float> before(static_cast<std::size_t>(c.m * c.n), 0.0f);
@@ -71,7 +73,10 @@ void check(const Case& c, std::mt19937_64& random) {
     const Call call{x, w, *out, options, stream};
     const WidePlan plan{kernel.tile, c.splits};
     const Tensor partial = Tensor::poisoned({std::max(1, c.splits), c.n, (c.m + 3) / 4 * 4}, DType::f32).slice(2, 0, c.m);
-    launch_cpu<WideHostKernel<kernel>>(wide_grid(call, plan), [&](auto& bind, auto& p) { bind_wide(bind, p, call, plan, partial); });
+    constexpr WideKernel product{
+        kernel.format, kernel.group, kernel.zeros, kernel.dtype, kernel.split ? Activation::none : kernel.activation,
+        kernel.split,  kernel.tile};
+    launch_cpu<WideHostKernel<product>>(wide_grid(call, plan), [&](auto& bind, auto& p) { bind_wide(bind, p, call, plan, partial); });
     if constexpr (kernel.split) {
       const auto sum = [&]<WideSum k>() {
         launch_cpu<WideHostSum<k>>(wide_sum_grid(call), [&](auto& bind, auto& p) { bind_wide_sum(bind, p, call, partial); });
@@ -88,11 +93,14 @@ void check(const Case& c, std::mt19937_64& random) {
   const double last = kernel.dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
   // Weights in groups are rounded to x's type. Of f16, elements that are less than 2^-14 have an error of up to 2^-25; |x| < 6.
   const double weight = kernel.group > 0 ? last : 0, subnormal = kernel.group > 0 && kernel.dtype == DType::f16 ? 0x1p-25 * 6 : 0;
-  for (std::size_t i = 0; i < results.size(); ++i) {
+  const auto sum = [&](std::size_t i) {
     const double added = before[i] + (c.bias ? biases[i % static_cast<std::size_t>(c.n)] : 0.0f);
-    double expected = exact.values[i] + added;
     const double error = ((static_cast<double>(c.k) + 8) * 0x1p-24 + weight) * (exact.magnitudes[i] + std::abs(added)) +
                          subnormal * static_cast<double>(c.k);
+    return Bounded{exact.values[i] + added, error};
+  };
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    auto [expected, error] = pairs ? swiglu(sum(2 * i), sum(2 * i + 1)) : sum(i);
     if (kernel.activation == Activation::relu) expected = std::max(expected, 0.0);
     ASSERT_LE(std::abs(results[i] - expected), error * (1 + last) + last * std::abs(expected) + 0x1p-24)
         << i << ": " << results[i] << ", exactly " << expected;
@@ -142,6 +150,17 @@ TEST_F(WideDequantGemm, SplitsOfKAreCorrectOnTheCpu) {
   for (const int splits : {1, 2, 3}) {
     check<int8>({.m = 37, .n = 130, .k = 1029, .splits = splits, .bias = true}, random);
     check<int4>({.m = 70, .n = 129, .k = 1440, .splits = splits, .bias = true, .accumulate = true, .gap = 1}, random);
+  }
+}
+TEST_F(WideDequantGemm, GatesOnTheCpu) {
+  constexpr Activation swiglu = Activation::swiglu;
+  for (const auto& [m, n, k] : {std::tuple{1, 2, 128}, {37, 262, 384}, {300, 130, 1152}}) {
+    check<kKernel<WeightFormat::int8, DType::bf16, 0, false, kTile32, swiglu>>({.m = m, .n = n, .k = k, .bias = true}, random);
+    check<kKernel<WeightFormat::int4, DType::f16, 32, true, kTile64, swiglu>>({.m = m, .n = n, .k = k, .gap = 1}, random);
+    check<kKernel<WeightFormat::nf4, DType::bf16, 64, false, kTile128, swiglu>>({.m = m, .n = n, .k = k, .bias = true}, random);
+    check<kKernel<WeightFormat::int4, DType::bf16, 128, false, kTile256, swiglu>>({.m = m, .n = n, .k = k, .gap = 1}, random);
+    check<kKernel<WeightFormat::mxfp4, DType::bf16, 32, false, kTile128, swiglu, true>>(
+        {.m = m, .n = n, .k = k, .splits = k > 256 ? 2 : 1, .bias = true}, random);
   }
 }
 TEST_F(WideDequantGemm, NotANumberStaysInItsRow) {
@@ -351,11 +370,15 @@ TEST_F(WideDequantGemm, CompilesForGpusWithoutSpills) {
         Shapes shapes(64, 4096, 4096, layout, dtype);
         shapes.options.activation = layout.format == WeightFormat::int8 ? Activation::gelu_erf : Activation::none;
         add(type_of(wide_kernel(shapes.call(), {tile, splits})));
+        if (splits > 0) continue;
+        shapes.options.activation = Activation::swiglu;
+        add(type_of(wide_kernel(shapes.call(), {tile, splits})));
       }
     }
   }
   const std::size_t products = specs.size();
   for (const bool addends : {false, true}) add(type_of(WideSum{DType::bf16, Activation::none, addends}));
+  add(type_of(WideSum{DType::bf16, Activation::swiglu, false}));
   const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
     EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
     EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();

@@ -104,6 +104,24 @@ struct Ends<Target, T, Acc, false, Meeting::rows> {
   using Bias = Global<Target, const T, Acc>;
   using Memory = NoMemory;
 };
+/// Rows for the results of pairs of columns. Each thread keeps its pairs; Rows of targets without threads do not say how these share them.
+template <class Target, class Acc>
+struct HalfRows {
+  using Type = Rows<Target, float, Acc::rows, Acc::cols / 2, 1, 1>;
+};
+template <class Target, class Acc>
+requires requires { Acc::row_lanes; }
+struct HalfRows<Target, Acc> {
+  using Type = Rows<Target, float, Acc::rows, Acc::cols / 2, Acc::warps, Acc::width / 2>;
+};
+template <class Target, class T, class Acc>
+struct Ends<Target, T, Acc, true, Meeting::rows> {
+  using Pairs = typename HalfRows<Target, Acc>::Type;
+  using Out = Pairs;
+  using Added = Global<Target, const T, Acc>;
+  using Bias = Global<Target, const T, Acc>;
+  using Memory = NoMemory;
+};
 template <class Target, class T, class Acc>
 struct Ends<Target, T, Acc, false, Meeting::vector> {
   using Out = void;
@@ -227,12 +245,12 @@ struct LinearOptions {
 template <class T, class Activation, LinearOptions options = LinearOptions{}>
 struct Linear {
   static constexpr bool addends = options.addends, begins = options.begins, elementwise = true;
+  static constexpr bool pairs = is_same<Activation, SwiGlu>;  ///< whether D has half of the product's columns
   static_assert(!begins || (is_same<Activation, Identity> && !addends && !options.scales && !options.windowed && !options.transposed &&
                             !options.row_scales),
                 "sums begin with a residual where nothing but that and a bias is added to them");
   template <class Target, class Acc>
   struct On {
-    static constexpr bool pairs = is_same<Activation, SwiGlu>;
     static_assert(!options.transposed || !pairs,
                   "SwiGLU takes pairs of D's columns, which are not neighbours where D is stored transposed");
     using Ends = epilogue::Ends<Target, T, Acc, pairs>;

@@ -70,6 +70,8 @@ def cases():
     quantized = ops.quantize(normal(10, 64), "int4", zero_points=True)
     biased = lambda a, v, s, z, c: ops.dequant_gemm(a, v, s, z, bias=c, activation="relu")  # noqa: E731
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))
+    gated = lambda a, v, s, z: ops.dequant_gemm(a, v, s, z, activation="swiglu")  # noqa: E731
+    yield "dequant_gemm", gated, (normal(20, 64), *quantized)
     yield "dequantize", lambda v, s, z: ops.dequantize(v, s, z, dtype="bfloat16"), quantized
     ternary = ops.quantize_ternary(normal(10, 64))
     yield "quantize_ternary", lambda a: ops.quantize_ternary(a), (normal(10, 64),)

@@ -329,8 +329,8 @@ def dequant_gemm(
     x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once
     up to 16 rows, and on Hopper for every tile of rows otherwise. On the CPU x is rounded to 8-bit integers for int8, and up to 16 rows for
     int4, where the processor multiplies such integers (AVX512-VNNI). format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
-    activation: as in gemm(), except swiglu. accumulate: out += x w.T + bias; needs `out`, no activation, and does not work under
-    torch.compile(). PyTorch differentiates it with respect to x and bias if there is no activation; the weight is constant.
+    activation: as in gemm(); swiglu takes the weight's even rows as gate and its odd rows as up, and gives [m, n / 2]. accumulate:
+    out += x w.T + bias; needs `out`, no activation, and does not work under torch.compile(). PyTorch differentiates it with respect to x and bias if there is no activation; the weight is constant.
     """
     code = _activation(activation)
     number = 0 if format is None else _weight_format(format)[0]
@@ -342,17 +342,17 @@ def dequant_gemm(
     if out is None:
         if accumulate:
             raise ValueError("accumulate is True, but no out is given")
-        out = _arrays.empty(x, dequant_gemm_shape(x, values))
+        out = _arrays.empty(x, dequant_gemm_shape(x, values, activation))
     options = _library.DequantGemmOptions(bias=optional("bias", bias), activation=code, accumulate=bool(accumulate), format=number)
     of_out = tensor("out", out, written=True)
     _dequant_gemm(of_x, of_values, of_scales, optional("zeros", zeros), of_out, _library.byref(options), _arrays.stream(x))
     return out
 
 
-def dequant_gemm_shape(x: Array, values: Array) -> tuple:
+def dequant_gemm_shape(x: Array, values: Array, activation: str) -> tuple:
     """The shape of dequant_gemm()'s result."""
     _arrays.require_dims(2, x=x, values=values)
-    return (x.shape[0], values.shape[0])
+    return (x.shape[0], values.shape[0] // 2 if activation == "swiglu" else values.shape[0])
 
 
 def _pair(name: str, given) -> tuple[int, int]:
@@ -643,7 +643,7 @@ define(
     lambda x, values, scales, zeros, bias, activation, format=None: dequant_gemm(
         x, values, scales, zeros, bias=bias, activation=activation, format=format
     ),
-    lambda x, values, *rest: x.new_empty(dequant_gemm_shape(x, values)),
+    lambda x, values, scales, zeros, bias, activation, *rest: x.new_empty(dequant_gemm_shape(x, values, activation)),
     Gradient(_keep_quantized, _differentiate_quantized),
 )
 define(

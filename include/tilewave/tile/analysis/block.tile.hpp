@@ -290,9 +290,13 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     load(columns, vector, 0, col0, vector_i);
     add_products(sums, rows, columns);
   }
-  template <class T, int R, int C, class Fn>
-  void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
+  template <class T, int R, int C, TileKind kKind, class Fn>
+  void pairs(Fragment<T, R, C / 2, kKind>& to, const Fragment<T, R, C, kKind>& from, Fn f) const {
     cost += cost_of([&] { to.x = apply(f, from.x, from.x); }) * (static_cast<u64>(R) * (C / 2));
+  }
+  template <class T, int R, int C, class Fn>
+  void map_row_pairs(Fragment<T, R, C>& tile, Fn f) const {
+    cost += cost_of([&] { tile.x = apply(f, tile.x, tile.x); }) * (static_cast<u64>(R / 2) * C);
   }
   template <class T, class Tile, class Fn>
   bool any(const RowVector<T, Tile>& vector, Fn f) const {

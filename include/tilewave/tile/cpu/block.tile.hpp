@@ -238,9 +238,14 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
         sums.x[r] += static_cast<float>(from[r * tile.stride_row + c * tile.stride_col]) * static_cast<float>(by[c * vector.stride_col]);
     }
   }
-  template <class T, int R, int C, class Fn>
-  TW_INLINE void pairs(Fragment<T, R, C / 2>& to, const Fragment<T, R, C>& from, Fn f) const {
+  template <class T, int R, int C, TileKind kKind, class Fn>
+  TW_INLINE void pairs(Fragment<T, R, C / 2, kKind>& to, const Fragment<T, R, C, kKind>& from, Fn f) const {
     for (int n = 0; n < R * C / 2; ++n) to.x[n] = f(from.x[2 * n], from.x[2 * n + 1]);
+  }
+  template <class T, int R, int C, class Fn>
+  TW_INLINE void map_row_pairs(Fragment<T, R, C>& tile, Fn f) const {
+    for (int r = 0; r < R; r += 2)
+      for (int c = 0; c < C; ++c) tile.at(r, c) = tile.at(r + 1, c) = f(tile.at(r, c), tile.at(r + 1, c));
   }
   template <class T, int R, int C, class Op>
   void column_reduce(const Fragment<T, R, C>& fragment, ColumnVector<T, Fragment<T, R, C>>& vector, const Scratch<T, R, C>&, Op op) const {

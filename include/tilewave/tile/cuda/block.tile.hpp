@@ -130,6 +130,12 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void pairs(To& to, const From& from, Fn f) const {
     cuda::pairs(*this, to, from, f);
   }
+  /// x(2 n, col) and x(2 n + 1, col) both become f(x(2 n, col), x(2 n + 1, col)).
+  template <class F, class Fn>
+  TW_INLINE void map_row_pairs(F& tile, Fn f) const {
+    Base::template own<F>();
+    cuda::map_row_pairs(at, tile, f);
+  }
   /// The same for a tile and a vector in global memory, which the CPU reads in place. The tile starts at (row0, col0) of `tile`, outer
   /// index tile_i; the vector at column col0 of row 0, outer index vector_i.
   template <class F, class G, class H>

@@ -181,5 +181,32 @@ TW_INLINE void pairs(const Threads<kWarps>& block, Fragment<T, R, C / 2, WarpRow
     }
   }
 }
+/// The same for Rows: a thread holds whole pairs.
+template <int kWarps, class T, int R, int C, int Warps, int Width, class Fn>
+TW_INLINE void pairs(const Threads<kWarps>&, Rows<T, R, C / 2, Warps, Width / 2>& to, const Rows<T, R, C, Warps, Width>& from, Fn f) {
+  static_assert(Width % 2 == 0, "pairs() of Rows takes neighbours that one thread holds");
+  TW_UNROLL
+  for (int n = 0; n < to.size; ++n) to.x[n] = f(from.x[2 * n], from.x[2 * n + 1]);
+}
+
+/// x(2 n, col) and x(2 n + 1, col) both become f(x(2 n, col), x(2 n + 1, col)).
+template <class T, int R, int C, int WarpRows, int ColumnWarps, class Fn>
+TW_INLINE void map_row_pairs(const Position& at, Fragment<T, R, C, WarpRows, ColumnWarps>& tile, Fn f) {
+  // The lanes of neighbouring rows hold two pairs, 8 rows apart. Each lane computes one of them.
+  constexpr int next_row = 4;  // lanes
+  const bool odd = at.lane / next_row % 2 != 0;
+  TW_UNROLL
+  for (int group = 0; group < tile.size / 4; ++group) {
+    T* const upper = tile.x + group * 4;
+    T* const lower = upper + 2;
+    TW_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const T own = odd ? lower[n] : upper[n], other = ptx::shuffle_xor(odd ? upper[n] : lower[n], next_row);
+      const T mine = odd ? f(other, own) : f(own, other), others = ptx::shuffle_xor(mine, next_row);
+      upper[n] = odd ? others : mine;
+      lower[n] = odd ? mine : others;
+    }
+  }
+}
 
 }  // namespace tw::cuda
