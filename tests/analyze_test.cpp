@@ -333,6 +333,7 @@ struct NewOperations {
     block.column_fold(x, columns, [](auto a, auto b) { return max(a, b); });
     block.fill(gates, 1.0f);
     block.pairs(halves, gates, [](auto a, auto b) { return SwiGlu::apply(a, b); });
+    block.map_row_pairs(gates, [](auto a, auto b) { return SwiGlu::apply(a, b); });
     block.transpose(x, turned);
     block.store(sums, p.out, 0, 5);
     block.store(turned, p.out, 0, 0);
@@ -344,9 +345,9 @@ TEST(Analyze, FoldsPairsAndSingleColumns) {
   const Analysis a = analyze_statement<NewOperations>({1}, in, out, [](auto&) {});
   EXPECT_EQ(a.global_read, 4u * (10 * 100 + 10 + 100 + 1));
   EXPECT_EQ(a.global_written, 4u * (16 + 100 * 10));
-  // SwiGLU: the sigmoid's two, the product with x, the product with up.
-  EXPECT_EQ(a.operations.f32, 2u * 16 * 128 + 16 * (127 + 1) + 15 * 128 + 64 * 64 * 4);
-  EXPECT_EQ(a.operations.special, 2u * 64 * 64);
+  // SwiGLU of columns and of rows: the sigmoid's two, the product with x, the product with up.
+  EXPECT_EQ(a.operations.f32, 2u * 16 * 128 + 16 * (127 + 1) + 15 * 128 + 2 * 64 * 64 * 4);
+  EXPECT_EQ(a.operations.special, 2u * 2 * 64 * 64);
 }
 
 struct TakesTooMuch {
