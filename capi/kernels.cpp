@@ -518,11 +518,13 @@ tw_status tw_dequant_gemm(const tw_tensor* x, const tw_tensor* values, const tw_
     const tw::Tensor out = borrow("y", y);
     const auto given = tw::c_api::known("options", options);
     const Given bias("bias", given.bias);
+    const Given x_scales("x_scales", given.x_scales);
     tw::dequant_gemm(borrow("x", x), quantized(values, scales, zeros, "options.", given.format), out,
                      {.accumulate = given.accumulate != 0,
                       .bias = bias.get(),
                       .activation = activation_of("options", given.activation),
-                      .stream = stream_of(out, cuda_stream)});
+                      .stream = stream_of(out, cuda_stream),
+                      .x_scales = x_scales.get()});
   });
 }
 

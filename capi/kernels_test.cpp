@@ -595,7 +595,20 @@ TEST(CInterface, WeightsInFewerBits) {
       {5, 10}, DType::f32,
       [&](const Tensor& y) { return tw_dequant_gemm(InC(x), InC(gated.values), InC(gated.scales), nullptr, InC(y), &options, nullptr); },
       [&](const Tensor& y) { tw::dequant_gemm(x, gated, y, {.bias = &gated_bias, .activation = Activation::swiglu}); });
-  options.bias = bias_in_c, options.activation = TW_ACTIVATION_RELU;
+  const QuantizedMatrix int4_groups = quantize(w, {WeightFormat::int4, 128});
+  const Tensor integers = Tensor::empty({5, 128}, DType::i8), x_scales = Tensor::empty({5}, DType::f32);
+  quantize_activations(x, integers, x_scales);
+  const InC x_scales_in_c(x_scales);
+  options = {};
+  options.struct_size = sizeof options;
+  options.x_scales = x_scales_in_c;
+  expect_same(
+      {5, 21}, DType::bf16,
+      [&](const Tensor& y) {
+        return tw_dequant_gemm(InC(integers), InC(int4_groups.values), InC(int4_groups.scales), nullptr, InC(y), &options, nullptr);
+      },
+      [&](const Tensor& y) { tw::dequant_gemm(integers, int4_groups, y, {.x_scales = &x_scales}); });
+  options.bias = bias_in_c, options.activation = TW_ACTIVATION_RELU, options.x_scales = nullptr;
   const Tensor y = poisoned({5, 21}, DType::f32);
   options.format = static_cast<tw_weight_format>(8);
   const QuantizedMatrix int4 = quantize(w, {WeightFormat::int4, 32});

@@ -131,11 +131,16 @@ struct DequantGemmOptions {
   const Tensor* bias = nullptr;              ///< [N], of y's dtype and contiguous; added to every row
   Activation activation = Activation::none;  ///< with swiglu, y has N / 2 columns: rows 2 n of W are gate, rows 2 n + 1 up
   std::optional<Stream> stream = {};         ///< default: the device's standard stream
+  const Tensor* x_scales = nullptr;          ///< [M] of f32, contiguous: x is i8 (W4A8), and row m stands for x_scales(m) x(m, k)
   bool constant_weight = false;  ///< the weight was complete before the stream's previous launch, as a model's is: it may be read early
 };
 
 /// y = activation(x W^T + bias), or y += x W^T + bias. `x`: [M, K]; `y`: [M, N] of the same dtype, f32, f16 or bf16; columns are adjacent.
 /// With swiglu y is [M, N / 2], N even: y(m, n) = silu(s(m, 2 n)) s(m, 2 n + 1) for s = x W^T + bias, in f32.
+///
+/// With x_scales x is i8, as quantize_activations() gives it, the weight int4, and y of any of these dtypes:
+///
+///   s(m, n) = x_scales(m) sum over g of scales(n, g) (sum over k in g of x(m, k) (code(n, k) - zero(n, g))) + bias(n)
 ///
 /// - CPU, M up to 16: reads W once, as it is stored. Sums are in f32. Where the processor has AVX512-VNNI, rows of x are rounded to 8-bit
 ///   integers for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the
@@ -150,6 +155,9 @@ struct DequantGemmOptions {
 ///   groups are rounded to x's dtype once, those of int8 and fp8 not at all. f32 sums take memory of the call if K is split, for few rows,
 ///   or `accumulate` is set.
 /// - GPU, otherwise: W is rounded to x's dtype, in memory of the call, for gemm().
+/// - x of i8: sums over a group are exact integers on Hopper GPUs, for y of f16 and bf16, M above 16, groups of 128 and rows of x at
+///   multiples of 16 bytes, and on CPUs with AVX512-VNNI up to 16 rows. On other CPUs these rows are f32. Otherwise x_scales(m) x(m, k) is
+///   rounded to y's dtype, in memory of the call, and multiplied as above.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices
 /// that do not fit, with nothing written; CompileError, DeviceError.

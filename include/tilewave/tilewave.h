@@ -166,6 +166,7 @@ typedef struct {
   tw_activation activation; /* with TW_ACTIVATION_SWIGLU y has n / 2 columns: the weight's even rows are gate, odd ones up */
   int32_t accumulate;       /* 1: y += instead of y = */
   tw_weight_format format;
+  const tw_tensor* x_scales; /* [m] of TW_F32: x is of TW_I8, the weight int4, and y of TW_F32, TW_F16 or TW_BF16; or null */
 } tw_dequant_gemm_options;
 
 /* Rounds `weight` to the format of the three tensors. All are on the CPU. */

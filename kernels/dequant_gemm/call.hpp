@@ -9,7 +9,7 @@ namespace tw::kernels::dequant_gemm {
 
 /// A checked call of dequant_gemm(), whose result has elements.
 struct Call {
-  const Tensor& x;  ///< [M, K]
+  const Tensor& x;  ///< [M, K], of i8 if there are x_scales
   const QuantizedMatrix& weight;
   const Tensor& y;  ///< [M, N], or [M, N / 2] with swiglu
   const DequantGemmOptions& options;
@@ -20,6 +20,8 @@ struct Call {
   std::int64_t k() const { return x.shape(1); }
   /// Whether pairs of rows of W, gate and up, become one column of y.
   bool pairs() const { return options.activation == Activation::swiglu; }
+  /// Whether rows of x are 8-bit integers with a scale each.
+  bool has_integers() const { return options.x_scales != nullptr; }
 };
 
 /// to[i] = from[i] for n elements of f32, f16 or bf16.
@@ -29,6 +31,8 @@ void widen(float* to, const void* from, DType dtype, std::int64_t n);
 cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n);
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
+/// run() for a call with x_scales, whose product with x is given in y's dtype.
+void run_widened(const Call& call, const Tensor& x, void (*run)(const Call&));
 
 /// Whether the CPU multiplies many rows of x as integers, each rounded with one scale: W is int8, and the processor has AVX512-VNNI or AMX.
 bool multiplies_rounded(const Call& call);
@@ -41,6 +45,10 @@ void run_skinny(const Call& call);  ///< skinny.tile.hpp
 /// Whether a GPU has a kernel that decodes W for any number of rows of x. Copies of W and x need rows of whole 16 bytes.
 bool is_wide(const Call& call);
 void run_wide(const Call& call);  ///< dequant_gemm.tile.hpp
+
+/// Whether a GPU has a kernel that multiplies x of i8 as it is: many rows, groups of 128. Copies of W and x need rows of whole 16 bytes.
+bool is_w4a8(const Call& call);
+void run_w4a8(const Call& call);  ///< w4a8.tile.hpp
 
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out);
 void dequantize_on_gpu(const QuantizedMatrix& weight, const Tensor& out, const Stream& stream);

@@ -64,24 +64,51 @@ void dequant_gemm(const Tensor& x, const QuantizedMatrix& weight, const Tensor& 
   constexpr const char* op = "dequant_gemm";
   const Device device = y.device();
   check_weight(op, weight, device);
-  require(kernels::is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported", op, x);
+  const bool integers = options.x_scales != nullptr;
+  require(integers || kernels::is_float(x.dtype()), "{}: x is {}; f32, f16 and bf16 are supported, and i8 with x_scales", op, x);
+  require(!integers || x.dtype() == DType::i8, "{}: x_scales are given for x, which is {}; they belong to i8", op, x);
+  require(!integers || weight.format == WeightFormat::int4, "{}: the weight is {}; x of i8 is multiplied by int4", op,
+          name_of(weight.format));
   require(x.rank() == 2 && x.shape(1) == weight.columns(), "{}: x is {}; it must be [M, {}], with as many columns as the weight", op, x,
           weight.columns());
   check_matrix(op, "x", x, x.dtype(), x.shape(), device);
   const bool swiglu = options.activation == Activation::swiglu;
   require(!swiglu || weight.rows() % 2 == 0, "{}: the weight has {} rows; swiglu takes pairs of rows, so N must be even", op,
           weight.rows());
-  check_matrix(op, "y", y, x.dtype(), {x.shape(0), swiglu ? weight.rows() / 2 : weight.rows()}, device);
+  const DType dtype = integers ? y.dtype() : x.dtype();
+  require(kernels::is_float(dtype), "{}: y is {}; f32, f16 and bf16 are supported", op, y);
+  check_matrix(op, "y", y, dtype, {x.shape(0), swiglu ? weight.rows() / 2 : weight.rows()}, device);
   kernels::check_extents(op, "x", x);
   kernels::check_extents(op, "y", y);
   check_output(op, "y", y);
+  if (integers) {
+    const Tensor& scales = *options.x_scales;
+    require(scales.dtype() == DType::f32 && scales.shape() == Shape{x.shape(0)} && scales.is_contiguous(),
+            "{}: x_scales are {}; they must be f32[{}], contiguous", op, scales, x.shape(0));
+    check_operand(op, "x_scales", scales, DType::f32, device);
+  }
   check_bias(op, options.bias, weight.rows(), y.dtype(), device);
   require(!options.accumulate || options.activation == Activation::none, "{}: accumulate is not allowed with an activation", op);
   check_disjoint(op, {"y", &y},
-                 {{"x", &x}, {"values", &weight.values}, {"scales", &weight.scales}, {"zeros", &weight.zeros}, {"bias", options.bias}});
+                 {{"x", &x},
+                  {"values", &weight.values},
+                  {"scales", &weight.scales},
+                  {"zeros", &weight.zeros},
+                  {"bias", options.bias},
+                  {"x_scales", options.x_scales}});
   const kernels::dequant_gemm::Call call{x, weight, y, options, checked_stream(op, options.stream, device)};
   if (y.numel() == 0) return;
   device.is_cuda() ? kernels::dequant_gemm::run_on_gpu(call) : kernels::dequant_gemm::run_on_cpu(call);
 }
+
+namespace kernels::dequant_gemm {
+
+void run_widened(const Call& call, const Tensor& x, void (*run)(const Call&)) {
+  DequantGemmOptions options = call.options;
+  options.x_scales = nullptr;
+  run({x, call.weight, call.y, options, call.stream});
+}
+
+}  // namespace kernels::dequant_gemm
 
 }  // namespace tw

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "kernels/activation.hpp"
@@ -58,7 +59,16 @@ class Activations {
     const auto* from = static_cast<const std::byte*>(call.x.data());
     const auto stride = static_cast<std::size_t>(call.x.stride(0)) * size_of(call.x.dtype());
     const auto m = static_cast<std::size_t>(call.m());
-    for (std::size_t r = 0; r < m; ++r) widen(wide_.data() + r * static_cast<std::size_t>(k_), from + r * stride, call.x.dtype(), k_);
+    for (std::size_t r = 0; r < m; ++r) {
+      float* to = wide_.data() + r * static_cast<std::size_t>(k_);
+      if (!call.has_integers()) {
+        widen(to, from + r * stride, call.x.dtype(), k_);
+        continue;
+      }
+      const auto* integers = reinterpret_cast<const signed char*>(from + r * stride);
+      const float scale = call.options.x_scales->data<float>()[r];
+      for (std::int64_t i = 0; i < k_; ++i) to[i] = scale * static_cast<float>(integers[i]);
+    }
     if (functions.round == nullptr) return;
     rounded_.blocks = static_cast<int>((k_ + functions.block - 1) / functions.block);
     const std::size_t blocks = m * static_cast<std::size_t>(rounded_.blocks);
@@ -66,13 +76,31 @@ class Activations {
     scales_.resize(blocks * 4);             // int8 has one for each block
     sums_.resize(std::max(m, blocks * 4));  // int8 has one for each row, also without columns
     rounded_.codes = codes_.data(), rounded_.scales = scales_.data(), rounded_.sums = sums_.data();
-    for (std::size_t r = 0; r < m; ++r)
-      functions.round(rounded_, static_cast<int>(r), wide_.data() + r * static_cast<std::size_t>(k_), static_cast<int>(k_));
+    for (std::size_t r = 0; r < m; ++r) {
+      if (call.has_integers())
+        arrange(r, reinterpret_cast<const signed char*>(from + r * stride), call.options.x_scales->data<float>()[r]);
+      else
+        functions.round(rounded_, static_cast<int>(r), wide_.data() + r * static_cast<std::size_t>(k_), static_cast<int>(k_));
+    }
   }
   const float* wide() const { return wide_.data(); }
   const cpu::RoundedRows& rounded() const { return rounded_; }
 
  private:
+  /// A row that is integers already, in the order of int4's codes.
+  void arrange(std::size_t row, const signed char* integers, float scale) {
+    constexpr std::size_t block = cpu::kInt4Block, group = 32, groups = block / group;
+    const std::size_t first = row * static_cast<std::size_t>(rounded_.blocks);
+    std::fill_n(scales_.data() + first * groups, static_cast<std::size_t>(rounded_.blocks) * groups, scale);
+    for (std::size_t k = 0; k < static_cast<std::size_t>(k_); ++k) {
+      const std::size_t at = first + k / block, in_block = k % block;
+      codes_[at * block + in_block % 2 * (block / 2) + in_block / 2] = integers[k];
+      sums_[at * groups + in_block / group] += static_cast<float>(integers[k]);
+    }
+    const std::size_t count = static_cast<std::size_t>(rounded_.blocks) * groups;
+    for (float& sum : std::span(sums_).subspan(first * groups, count)) sum *= scale;
+  }
+
   std::vector<float> wide_;
   std::int64_t k_;
   std::vector<signed char> codes_;
@@ -161,7 +189,7 @@ cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n) {
   static constexpr float kFloats[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   cpu::QuantizedRow row{};
-  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.shape(1);
+  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.stride(0);
   if (w.group == 0) {
     row.scale = w.scales.data<float>()[n];
     return row;
@@ -201,6 +229,11 @@ void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
 
 void run_on_cpu(const Call& call) {
   if (call.m() <= kFewRows) return run_few_rows(call);
+  if (call.has_integers()) {
+    const Tensor x = Tensor::empty({call.m(), call.k()}, call.y.dtype());
+    dequantize_on_cpu({.format = WeightFormat::int8, .values = call.x, .scales = *call.options.x_scales}, x);
+    return run_widened(call, x, run_on_cpu);
+  }
   multiplies_rounded(call) ? run_rounded(call) : run_many_rows(call);
 }
 

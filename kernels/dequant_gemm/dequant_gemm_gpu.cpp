@@ -92,6 +92,13 @@ void dequantize_with_tiles(const QuantizedMatrix& weight, const Tensor& out) {
 }
 
 void run_on_gpu(const Call& call) {
+  if (call.has_integers()) {
+    if (is_w4a8(call)) return run_w4a8(call);
+    const Tensor x = workspace({call.m(), call.k()}, call.y.dtype(), call.stream);
+    if (x.numel() > 0)
+      dequantize_on_gpu({.format = WeightFormat::int8, .values = call.x, .scales = *call.options.x_scales}, x, call.stream);
+    return run_widened(call, x, run_on_gpu);
+  }
   if (is_skinny(call)) return run_skinny(call);
   if (is_wide(call)) return run_wide(call);
   const Tensor weight = workspace({call.n(), call.k()}, call.x.dtype(), call.stream);

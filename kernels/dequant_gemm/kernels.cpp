@@ -13,8 +13,6 @@ namespace {
 constexpr const char* kSource = "kernels/dequant_gemm/dequant_gemm.tile.hpp";
 constexpr int kSlotBytes = 128;  ///< of each row of W
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// The number of slots of W in K.
 std::int64_t slots_of(const Call& call) { return ceil_div(call.weight.values.shape(1), kSlotBytes); }
 
@@ -81,7 +79,7 @@ double predicted_cycles(const Call& call, const WidePlan& plan, int units) {
   const int splits = std::max(1, plan.splits), codes = kSlotBytes * codes_in_byte(call.weight.format);
   const TileGrid grid = wide_grid(call, plan);
   const auto tiles = static_cast<std::int64_t>(grid.m) * grid.n;
-  const double slots = static_cast<double>(ceil_div(slots_of(call), splits));
+  const auto slots = static_cast<double>(slots_of_split(call, splits));
   // For a slot: products of 64 rows take half a cycle for each 16 codes and row of x; a scheduler issues one of 32 lanes' instructions in a
   // cycle, two of three slots at best; an SM's share of the memory's read rate, and what it reads from the L2 cache.
   const double products = t.w_rows / 64.0 * t.x_rows / 2.0 * codes / 16.0;
@@ -94,27 +92,37 @@ double predicted_cycles(const Call& call, const WidePlan& plan, int units) {
   const double around = 2000 + t.w_rows * t.x_rows / 16.0;
   const double rounds = static_cast<double>(ceil_div(tiles * splits, units));
   double time = rounds * (slots * slot + around);
-  // A second launch, and f32 sums that are written and read, from the L2 cache at best.
-  if (plan.splits > 0) time += 5000 + static_cast<double>(call.m()) * static_cast<double>(call.n()) * splits * 8 / (units * 20.0);
+  if (plan.splits > 0) time += sum_cycles(call, splits, units);
   return time;
 }
 
-WidePlan plan_wide(const Call& call, int units) {
+std::int64_t slots_of_split(const Call& call, int splits) { return ceil_div(slots_of(call), splits); }
+
+double sum_cycles(const Call& call, int splits, int units) {
+  // A launch, and f32 sums that are written and read, from the L2 cache at best.
+  return 5000 + static_cast<double>(call.m()) * static_cast<double>(call.n()) * splits * 8 / (units * 20.0);
+}
+
+WidePlan fastest_plan(const Call& call, std::span<const WideTile> tiles, const std::function<double(const WidePlan&)>& time_of) {
   constexpr int kMostSplits = 16;
   constexpr std::int64_t kLeastSlots = 2;
   const std::int64_t slots = slots_of(call);
   WidePlan best;
   double best_time = 0;
-  for (const WideTile& tile : kWideTiles) {
+  for (const WideTile& tile : tiles) {
     for (int splits = call.options.accumulate ? 1 : 0; splits <= kMostSplits; ++splits) {
       if ((splits == 1 && !call.options.accumulate) || (splits > 1 && slots / splits < kLeastSlots)) continue;
       if (splits > 1 && used_splits(slots, splits) != splits) continue;
       const WidePlan plan{tile, splits};
-      const double time = predicted_cycles(call, plan, units);
+      const double time = time_of(plan);
       if (best_time == 0 || time < best_time) best = plan, best_time = time;
     }
   }
   return best;
+}
+
+WidePlan plan_wide(const Call& call, int units) {
+  return fastest_plan(call, kWideTiles, [&](const WidePlan& plan) { return predicted_cycles(call, plan, units); });
 }
 
 std::string describe(const WidePlan& plan) { return tw::format("{} x {}, {} splits", plan.tile.w_rows, plan.tile.x_rows, plan.splits); }
@@ -130,7 +138,7 @@ WideKernel wide_kernel(const Call& call, const WidePlan& plan) {
           .tile = plan.tile};
 }
 WideSum wide_sum(const Call& call) {
-  return {.dtype = call.x.dtype(), .activation = call.options.activation, .addends = call.options.accumulate};
+  return {.dtype = call.y.dtype(), .activation = call.options.activation, .addends = call.options.accumulate};
 }
 
 std::string type_of(const WideKernel& k) {
@@ -152,12 +160,16 @@ const detail::NamedKernel& named(const WideKernel& kernel) {
 void run_wide(const Call& call) { run_wide(call, plan_wide(call, device_info(call.stream.device()).units)); }
 
 void run_wide(const Call& call, const WidePlan& plan) {
-  if (plan.splits == 0) return launch_product(call, plan, {});
+  run_plan(call, plan, [&](const WidePlan& used, const Tensor& partial) { launch_product(call, used, partial); });
+}
+
+void run_plan(const Call& call, const WidePlan& plan, const std::function<void(const WidePlan&, const Tensor&)>& launch) {
+  if (plan.splits == 0) return launch(plan, {});
   const WidePlan used{plan.tile, used_splits(slots_of(call), plan.splits)};
   // Rows of sums start at multiples of 16 bytes.
   const std::int64_t m = call.m(), pitch = ceil_div(m, 4) * 4;
   const Tensor partial = workspace({used.splits, call.n(), pitch}, DType::f32, call.stream).slice(2, 0, m);
-  launch_product(call, used, partial);
+  launch(used, partial);
   launch_sum(call, partial);
 }
 

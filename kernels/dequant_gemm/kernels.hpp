@@ -2,6 +2,8 @@
 
 #include <array>
 #include <compare>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,15 @@ struct WidePlan {
   int splits = 0;
 };
 
+/// Slots of W, 128 bytes of each row, of a split of K.
+std::int64_t slots_of_split(const Call& call, int splits);
+/// The predicted time of the second launch, which adds up the sums of the splits, in clock cycles of an H200.
+double sum_cycles(const Call& call, int splits, int units);
+/// The plan of these tiles with the least time.
+WidePlan fastest_plan(const Call& call, std::span<const WideTile> tiles, const std::function<double(const WidePlan&)>& time_of);
+/// launch(plan, partial), and if there are splits, the second launch: `partial` is f32 [splits, N, M], in memory of the call.
+void run_plan(const Call& call, const WidePlan& plan, const std::function<void(const WidePlan&, const Tensor&)>& launch);
+
 /// The tile and splits with the least predicted time on a GPU of so many SMs.
 WidePlan plan_wide(const Call& call, int units);
 /// In clock cycles of an H200.
@@ -78,8 +89,10 @@ using WideHostKernel = DequantGemm<FormatOf<k>, ElementOf<k.dtype>, FunctorOf<k.
 template <WideSum k>
 using WideHostSum = SumTransposed<Linear<ElementOf<k.dtype>, FunctorOf<k.activation>, LinearOptions{.addends = k.addends}>>;
 
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 inline TileGrid wide_grid(const Call& call, const WidePlan& plan) {
-  const auto tiles = [](std::int64_t n, int tile) { return static_cast<int>((n + tile - 1) / tile); };
+  const auto tiles = [](std::int64_t n, int tile) { return static_cast<int>(ceil_div(n, tile)); };
   return {tiles(call.n(), plan.tile.w_rows), tiles(call.m(), plan.tile.x_rows), std::max(1, plan.splits)};
 }
 inline TileGrid wide_sum_grid(const Call& call) {

@@ -328,6 +328,24 @@ def test_dequant_gemm(random, format, group, zero_points):
     close(ops.dequant_gemm(x[:3] * np.float32(1e-3), *pairs, activation="swiglu"), (gate / (1 + np.exp(-gate)) * up)[:3])
 
 
+@pytest.mark.parametrize("rows", [3, 20])
+def test_dequant_gemm_of_integers(random, rows):
+    w, bias = normal(random, 12, 256), normal(random, 12)
+    values, scales, zeros = ops.quantize(w, "int4", group=128, zero_points=True)
+    integers, x_scales = ops.quantize_activations(normal(random, rows, 256))
+    product = (exact(integers) * exact(x_scales)[:, None]) @ exact(ops.dequantize(values, scales, zeros)).T + bias
+    got = ops.dequant_gemm(integers, values, scales, zeros, bias=bias, x_scales=x_scales, dtype="float32")
+    assert got.dtype == np.float32
+    close(got, product)
+    gate, up = product[:, ::2], product[:, 1::2]
+    gated = ops.dequant_gemm(integers, values, scales, zeros, bias=bias, activation="swiglu", x_scales=x_scales, dtype="float32")
+    close(gated, gate / (1 + np.exp(-gate)) * up)
+    with pytest.raises(ValueError, match="dtype is None"):
+        ops.dequant_gemm(integers, values, scales, zeros, x_scales=x_scales)
+    with pytest.raises(ValueError, match=r"x_scales are"):
+        ops.dequant_gemm(integers, values, scales, zeros, x_scales=x_scales[:2], dtype="float32")
+
+
 _NORMAL_FLOATS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0]
 _NORMAL_FLOATS += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
 _FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]

@@ -321,6 +321,7 @@ class DequantGemmOptions(Options):
         ("activation", ctypes.c_int32),
         ("accumulate", ctypes.c_int32),
         ("format", ctypes.c_int32),
+        ("x_scales", _TENSOR),
     ]
 
 

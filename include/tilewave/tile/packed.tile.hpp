@@ -67,6 +67,15 @@ struct CentredTimes64 {
   TW_INLINE auto operator()(auto number, auto) const { return (number - 2.0f) * 64.0f; }
 };
 
+/// (number - 8) * 16, of 4-bit codes for an operand of i8, likewise: -128 to 112.
+struct CentredTimes16 {
+  TW_INLINE auto operator()(auto number, auto) const { return (number - 8.0f) * 16.0f; }
+};
+/// number - zero, of 4-bit codes for an operand of i8. The scale is the zero point, an integer from 0 to 15.
+struct LessZero {
+  TW_INLINE auto operator()(auto number, auto zero) const { return number - zero; }
+};
+
 /// The quantiles of a normal distribution by number, 0 to 15 (NF4: QLoRA, arXiv 2305.14314, appendix E). Selected bit by bit: the compiler
 /// would put an array into memory.
 TW_INLINE constexpr float normal_float(int number) {

@@ -72,6 +72,8 @@ def cases():
     yield "dequant_gemm", biased, (normal(20, 64), *quantized, normal(10))
     gated = lambda a, v, s, z: ops.dequant_gemm(a, v, s, z, activation="swiglu")  # noqa: E731
     yield "dequant_gemm", gated, (normal(20, 64), *quantized)
+    of_integers = lambda a, t, v, s, z: ops.dequant_gemm(a, v, s, z, x_scales=t, dtype="bfloat16")  # noqa: E731
+    yield "dequant_gemm", of_integers, (*ops.quantize_activations(normal(20, 64)), *quantized)
     yield "dequantize", lambda v, s, z: ops.dequantize(v, s, z, dtype="bfloat16"), quantized
     ternary = ops.quantize_ternary(normal(10, 64))
     yield "quantize_ternary", lambda a: ops.quantize_ternary(a), (normal(10, 64),)

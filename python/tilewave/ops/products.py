@@ -322,6 +322,8 @@ def dequant_gemm(
     bias: Array | None = None,
     activation: str = "none",
     accumulate: bool = False,
+    x_scales: Array | None = None,
+    dtype: str | None = None,
     out: Array | None = None,
 ) -> Array:
     """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
@@ -330,20 +332,32 @@ def dequant_gemm(
     up to 16 rows, and on Hopper for every tile of rows otherwise. On the CPU x is rounded to 8-bit integers for int8, and up to 16 rows for
     int4, where the processor multiplies such integers (AVX512-VNNI). format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
     activation: as in gemm(); swiglu takes the weight's even rows as gate and its odd rows as up, and gives [m, n / 2]. accumulate:
-    out += x w.T + bias; needs `out`, no activation, and does not work under torch.compile(). PyTorch differentiates it with respect to x and bias if there is no activation; the weight is constant.
+    out += x w.T + bias; needs `out`, no activation, and does not work under torch.compile(). x_scales: [m] of f32, for x of int8, both as
+    quantize_activations() gives them, and a weight in int4 (W4A8); the result and bias are of dtype (float32, float16 or bfloat16; needed
+    then). Hopper GPUs multiply more than 16 such rows as integers if groups are of 128. PyTorch differentiates it with respect to x and
+    bias if there is no activation; the weight is constant.
     """
     code = _activation(activation)
     number = 0 if format is None else _weight_format(format)[0]
-    if _dispatch.through_operator(x, values, scales, zeros, bias):
+    if (x_scales is None) != (dtype is None):
+        raise ValueError(f"dtype is {dtype!r}; it is the result's dtype if x_scales are given, and only then")
+    if _dispatch.through_operator(x, values, scales, zeros, bias, x_scales):
         if accumulate:
             raise NotImplementedError("accumulate is True; under torch.compile() it is not supported")
-        return _dispatch.into(out, _dispatch.compiled_ops().dequant_gemm(x, values, scales, zeros, bias, activation, format))
+        given = x, values, scales, zeros, bias, activation, format, x_scales, dtype
+        return _dispatch.into(out, _dispatch.compiled_ops().dequant_gemm(*given))
     of_x, of_values, of_scales = tensor("x", x), tensor("values", values), tensor("scales", scales)
     if out is None:
         if accumulate:
             raise ValueError("accumulate is True, but no out is given")
-        out = _arrays.empty(x, dequant_gemm_shape(x, values, activation))
-    options = _library.DequantGemmOptions(bias=optional("bias", bias), activation=code, accumulate=bool(accumulate), format=number)
+        out = _arrays.empty(x, dequant_gemm_shape(x, values, activation), dtype)
+    options = _library.DequantGemmOptions(
+        bias=optional("bias", bias),
+        activation=code,
+        accumulate=bool(accumulate),
+        format=number,
+        x_scales=optional("x_scales", x_scales),
+    )
     of_out = tensor("out", out, written=True)
     _dequant_gemm(of_x, of_values, of_scales, optional("zeros", zeros), of_out, _library.byref(options), _arrays.stream(x))
     return out
@@ -621,7 +635,7 @@ define(
 
 
 def _keep_quantized(ctx, inputs, output):
-    x, values, scales, zeros, bias, activation, format = inputs
+    x, values, scales, zeros, bias, activation, format = inputs[:7]
     ctx.save_for_backward(values, scales, zeros)
     ctx.activation, ctx.format, ctx.dtype = activation, format, _arrays.dtype_name(x)
 
@@ -635,15 +649,18 @@ def _differentiate_quantized(ctx, gradient):
         weight = compiled.dequantize(*ctx.saved_tensors, ctx.format, ctx.dtype)
         dx = compiled.gemm(gradient.contiguous(), weight, None, "none", None, 1.0, None, None, 0)
     d_bias = gradient.sum(0) if ctx.needs_input_grad[4] else None
-    return dx, None, None, None, d_bias, None, None
+    return dx, None, None, None, d_bias, None, None, None, None
 
 
 define(
-    "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation, str? format=None) -> Tensor",
-    lambda x, values, scales, zeros, bias, activation, format=None: dequant_gemm(
-        x, values, scales, zeros, bias=bias, activation=activation, format=format
+    "dequant_gemm(Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias, str activation, str? format=None,"
+    " Tensor? x_scales=None, str? dtype=None) -> Tensor",
+    lambda x, values, scales, zeros, bias, activation, format=None, x_scales=None, dtype=None: dequant_gemm(
+        x, values, scales, zeros, bias=bias, activation=activation, format=format, x_scales=x_scales, dtype=dtype
     ),
-    lambda x, values, scales, zeros, bias, activation, *rest: x.new_empty(dequant_gemm_shape(x, values, activation)),
+    lambda x, values, scales, zeros, bias, activation, format=None, x_scales=None, dtype=None: _arrays.empty(
+        x, dequant_gemm_shape(x, values, activation), dtype
+    ),
     Gradient(_keep_quantized, _differentiate_quantized),
 )
 define(

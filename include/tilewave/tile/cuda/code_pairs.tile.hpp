@@ -149,6 +149,29 @@ struct DecodePair<u2x4, i8, CentredTimes64> {
     return masked_xor(even | odd, 0xc0c0c0c0u, 0x80808080u);
   }
 };
+/// Four codes of 4 bits, from two bytes, in the upper half of a byte each. Inverting a code's upper bit subtracts 8.
+template <>
+struct DecodePair<u4x2, i8, CentredTimes16> {
+  static constexpr bool known = true;
+  struct Scale {};
+  TW_INLINE static Scale prepare(float) { return {}; }
+  TW_INLINE static u32 decode(u32 codes, Scale) {
+    const u32 twice = ptx::permute_bytes(codes, 0, 0x1100u);
+    return masked_xor(twice << 4, 0x00f000f0u, masked_xor(twice, 0xf000f000u, 0x80808080u));
+  }
+};
+/// The same in the lower halves. 128 + code - zero does not borrow from the next byte.
+template <>
+struct DecodePair<u4x2, i8, LessZero> {
+  static constexpr bool known = true;
+  using Scale = u32;  ///< the zero point, four times
+  TW_INLINE static Scale prepare(float zero) { return static_cast<u32>(zero) * 0x01010101u; }
+  TW_INLINE static u32 decode(u32 codes, Scale zeros) {
+    const u32 twice = ptx::permute_bytes(codes, 0, 0x1100u);
+    const u32 above = masked_or(twice >> 4, 0x0f000f00u, masked_or(twice, 0x000f000fu, 0x80808080u));
+    return (above - zeros) ^ 0x80808080u;
+  }
+};
 /// Lane n of a warp holds number n. All lanes of the warp decode together.
 template <class T>
 requires(sizeof(T) == 2 && !is_same<T, short>) struct DecodePair<u4x2, T, TimesNormalFloat> {
