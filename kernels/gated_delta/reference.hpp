@@ -31,9 +31,10 @@ struct PlainResult {
 };
 
 /// Token by token, in Real. `round` is applied to each token's update of the state and to the state before it is multiplied, as by a kernel
-/// whose products have rounded operands.
+/// whose products have rounded operands. Gates of heads are the differences of their sums in chunks of so many tokens, which limit the
+/// accuracy of a computation in f32.
 template <class Real, class Round>
-PlainResult plain(const PlainCall& call, Round round) {
+PlainResult plain(const PlainCall& call, std::int64_t chunk, Round round) {
   const auto at = [](const std::vector<float>& x, std::int64_t i) { return static_cast<Real>(x[static_cast<std::size_t>(i)]); };
   const auto sequences = static_cast<std::int64_t>(call.offsets.size()) - 1, tokens = call.offsets.back();
   const std::int64_t dim = call.dim, values = call.values, group = call.heads / call.heads_of_keys;
@@ -42,10 +43,11 @@ PlainResult plain(const PlainCall& call, Round round) {
   for (std::int64_t n = 0; n < sequences; ++n) {
     for (std::int64_t h = 0; h < call.heads; ++h) {
       std::vector<Real> s(static_cast<std::size_t>(dim * values));
-      const std::int64_t of_state = (n * call.heads + h) * dim * values;
+      const std::int64_t of_state = (n * call.heads + h) * dim * values, begin = call.offsets[static_cast<std::size_t>(n)];
+      Real gate_sum = 0;
       for (std::int64_t i = 0; i < dim * values && !call.initial_state.empty(); ++i)
         s[static_cast<std::size_t>(i)] = at(call.initial_state, of_state + i);
-      for (std::int64_t t = call.offsets[static_cast<std::size_t>(n)]; t < call.offsets[static_cast<std::size_t>(n) + 1]; ++t) {
+      for (std::int64_t t = begin; t < call.offsets[static_cast<std::size_t>(n) + 1]; ++t) {
         std::vector<Real> q, k;
         Real q_norm = 0, k_norm = 0;
         for (std::int64_t d = 0; d < dim; ++d) {
@@ -61,7 +63,12 @@ PlainResult plain(const PlainCall& call, Round round) {
           k[d] = static_cast<Real>(round(k[d] / std::sqrt(k_norm + epsilon)));
         }
         std::vector<Real> decay;
-        for (std::int64_t d = 0; d < dim; ++d) decay.push_back(std::exp(static_cast<Real>(call.gate(t, h, d))));
+        for (std::int64_t d = 0; d < dim && call.channels; ++d) decay.push_back(std::exp(static_cast<Real>(call.gate(t, h, d))));
+        if (!call.channels) {
+          const Real before = (t - begin) % chunk == 0 ? Real{0} : gate_sum;
+          gate_sum = before + std::max(static_cast<Real>(call.gate(t, h, 0)), Real{-110});
+          decay.assign(static_cast<std::size_t>(dim), std::exp(gate_sum - before));
+        }
         const Real beta = at(call.beta, t * call.heads + h);
         for (std::int64_t c = 0; c < values; ++c) {
           Real old = 0, out = 0;
