@@ -561,6 +561,7 @@ TEST(Repetition, cuda_Recurrences) {
   }
   cases.push_back(gated_delta_case(200, 4, 256, false, false));
   cases.push_back(gated_delta_case(4, 4, 256, true, false));
+  for (const std::size_t gradient : {0, 1, 2}) cases.push_back(gated_delta_backward_case(200, 4, 256, gradient, false));
   expect_all_repeatable(cases);
 }
 

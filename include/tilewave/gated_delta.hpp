@@ -63,9 +63,9 @@ struct GatedDeltaBackwardOptions {
 };
 
 /// Gradients of gated_delta_rule() with respect to q, k, v and beta, and to g and the initial state if asked for. `d_o`: o's shape; `dq`,
-/// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dk and Dv are at most 128. Gradients of a query or key
-/// that several heads share are their sum. Gradients of tokens after the last sequence's end are left as they are. The gradient of a gate
-/// of -infinity is 0 up to rounding.
+/// `dk`, `dv`, `d_beta`: the shapes and dtypes of q, k, v and beta, any strides. Dk is 1 to 256; with gates of channels Dk and Dv are at
+/// most 128. Gradients of a query or key that several heads share are their sum. Gradients of tokens after the last sequence's end are left
+/// as they are. The gradient of a gate of -infinity is 0 up to rounding.
 ///
 /// f16 and bf16 in chunks of 64 tokens as forward, with states and updates computed again; f32 on the CPU only. The same input gives the
 /// same bits in every run.

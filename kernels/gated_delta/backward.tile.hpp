@@ -62,6 +62,10 @@ struct States {
     }
     TW_INLINE static int steps(const Params&, const Work& w) { return ceil_div(w.sequence.size, kChunk); }
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      load_step(producer, p, w, step, memory);
+    }
+    /// For any memory with these rings.
+    TW_INLINE static void load_step(auto& producer, const Params& p, const Work& w, int step, auto& memory) {
       const int token = w.sequence.begin + step * kChunk, of_chunk = (w.sequence.first_chunk + step) * kChunk;
       producer.put(memory.keys, [&](auto copy, Slot& slot) {
         copy.tile(p.k, slot.k, token, 0, w.head_of_keys, w.sequence.batch);
@@ -442,20 +446,26 @@ struct Gradients {
         }
         block.row_sum(terms, decay, memory.exchange);
         add(block, of_whole, decay);
-        block.store(of_whole, memory.terms);
-        block.cumsum(memory.terms, memory.sums);
-        const auto last = memory.sums[kChunk - 1];
-        block.for_rows(sum, [&](int row, int, auto& value) {
-          if (row == kChunk - 1) value += last;
-        });
-        block.store(sum, memory.terms);
-        block.cumsum(memory.terms, memory.sums, Backward{});
-        block.load(sum, memory.sums);
-        auto dg = p.dg;
-        dg.rows = c.first + size;
-        block.store(sum, dg, c.first, work.head, c.batch);
+        store_gate_gradients(block, p, work, sum, of_whole, memory);
       }
       block.sync();
+    }
+    /// The gradients of the gates: sums of those of G to the chunk's end. The last G also has all that `of_whole` adds up to.
+    TW_INLINE static void store_gate_gradients(auto& block, const Params& p, const Work& work, auto& sum, const auto& of_whole,
+                                               auto& memory) {
+      const auto& c = work.chunk;
+      block.store(of_whole, memory.terms);
+      block.cumsum(memory.terms, memory.sums);
+      const auto last = memory.sums[kChunk - 1];
+      block.for_rows(sum, [&](int row, int, auto& value) {
+        if (row == kChunk - 1) value += last;
+      });
+      block.store(sum, memory.terms);
+      block.cumsum(memory.terms, memory.sums, Backward{});
+      block.load(sum, memory.sums);
+      auto dg = p.dg;
+      dg.rows = c.first + c.size;
+      block.store(sum, dg, c.first, work.head, c.batch);
     }
     /// Rows after a sequence's last token may hold anything.
     TW_INLINE static void hide_after(auto& block, Part& part, int size) {
@@ -472,14 +482,14 @@ struct Gradients {
 };
 
 /// The gradients of queries or keys: of a head that several share the sum, and of what Normalise read.
-template <class X, bool kNormalise>
+template <class X, bool kNormalise, int D>
 struct RowGradients {
   static constexpr const char* source = kBackwardSource;
   static constexpr int tile_rows = 16;
 
   template <class Target>
   struct On {
-    using Values = Rows<Target, float, tile_rows, 128, 4, 4>;
+    using Values = Rows<Target, float, tile_rows, D, 4, D / 32>;
     struct Params {
       Global<Target, const X, Values> x;   ///< [batch, head of keys, token, dim]
       Global<Target, const X, Values> dy;  ///< [batch, head, token, dim]

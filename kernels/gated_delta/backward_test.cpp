@@ -3,9 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "kernels/gated_delta/case.hpp"
+#include "kernels/gated_delta/wide_backward.tile.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/gated_delta.hpp"
+#include "tilewave/launch.hpp"
 
 namespace tw::kernels::gated_delta {
 namespace {
@@ -122,6 +128,30 @@ TEST_P(GatedDeltaBackward, AnyDimensions) {
   check({.lengths = {130}, .dim = 128, .values = 128, .initial = true});
 }
 
+TEST_P(GatedDeltaBackward, WideKeys) {
+  for (const std::int64_t dim : {129, 192, 256}) check({.lengths = {67}, .dim = dim, .values = 20 + pick(60), .initial = true});
+  check({.lengths = {130}, .heads_of_keys = 2, .group = 2, .dim = 256, .values = 64, .initial = true, .f32_beta = true});
+  // Heads enough for errors that are those of a head's last gates.
+  check({.lengths = {0, 1, 64, 100},
+         .packed = true,
+         .heads_of_keys = 4,
+         .group = 4,
+         .dim = 192,
+         .values = 40,
+         .lowest_gate = -20,
+         .initial = dtype != DType::f16});
+  check({.lengths = {70}, .dim = 200, .values = 32, .key_norm = 9, .normalise = true, .place = {.offset = 3, .gap = 5}});
+  check({.lengths = {66}, .dim = 160, .values = 32, .lowest_gate = 0, .initial = true, .final = false});
+  check({.lengths = {0, 0}, .dim = 160, .values = 16, .initial = true});
+}
+
+TEST_P(GatedDeltaBackward, WideValues) {
+  for (const std::int64_t values : {129, 256, 300}) check({.lengths = {67}, .dim = 1 + pick(128), .values = values, .initial = true});
+  check({.lengths = {66}, .dim = 256, .values = 256, .initial = true});
+  check(
+      {.lengths = {63, 2}, .packed = true, .heads_of_keys = 2, .group = 2, .dim = 150, .values = 160, .normalise = true, .initial = true});
+}
+
 TEST_P(GatedDeltaBackward, GatesFromNoneToStrong) {
   for (const float lowest : {0.0f, -0.01f, -1.0f, -20.0f}) {
     // What reaches the initial state through the strongest gates is below f16's range.
@@ -220,6 +250,7 @@ TEST_P(GatedDeltaBackward, OtherSequencesMayHoldNaN) {
   if (device.is_cuda() && dtype == DType::f32) GTEST_SKIP() << "f32 is for the CPU";
   for (const bool channels : {false, true})
     check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 64, .values = 64, .channels = channels});
+  check_neighbours({.lengths = {70, 30}, .packed = true, .dim = 160, .values = 140});
 }
 
 class GatedDeltaBackwardArguments : public testing::TestWithParam<Device> {
@@ -249,16 +280,47 @@ TEST_P(GatedDeltaBackwardArguments, AreRefusedByName) {
   refused(d_o, dq, dv, d_beta, {"initial_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.initial_state = &other});
   refused(d_o, dq, dv, d_beta, {"d_final_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.d_final_state = &other});
   refused(d_o, dq, dv, d_beta, {"d_initial_state is f32[2, 4, 16, 8]", "[2, 4, 8, 16]"}, {.d_initial_state = &other});
-  const Tensor wide = tensor({2, 5, 4, 129}), d_wide = tensor({2, 5, 4, 129});
-  expect_error<InvalidArgument>([&] { tw::gated_delta_rule_backward(q, k, wide, beta, d_wide, dq, dk, dv, d_beta); },
-                                {"v is bf16[2, 5, 4, 129]", "at most 128"});
-  expect_error<InvalidArgument>([&] { tw::gated_delta_rule_backward(wide, wide, wide, beta, d_wide, wide, wide, wide, beta); },
-                                {"q is bf16[2, 5, 4, 129]", "at most 128"});
+  const Tensor wide = tensor({2, 5, 4, 129}), d_wide = tensor({2, 5, 4, 129}), longer = tensor({2, 5, 2, 257});
+  const Tensor of_channels = tensor({2, 5, 4, 8}, DType::f32), of_wide_channels = tensor({2, 5, 4, 129}, DType::f32);
+  const auto refused_sizes = [&](const Tensor& q_, const Tensor& v_, std::initializer_list<std::string_view> parts, const Tensor* g_) {
+    expect_error<InvalidArgument>([&] { tw::gated_delta_rule_backward(q_, q_, v_, beta, v_, dq, dk, dv, d_beta, {.g = g_}); }, parts);
+  };
+  refused_sizes(longer, v, {"q is bf16[2, 5, 2, 257]", "1 to 256"}, nullptr);
+  refused_sizes(q, wide, {"v is bf16[2, 5, 4, 129]", "with gates of channels", "at most 128"}, &of_channels);
+  refused_sizes(wide, v, {"g is f32[2, 5, 4, 129]", "up to 128 dimensions"}, &of_wide_channels);
+  refused(d_wide, dq, dv, d_beta, {"d_o is bf16[2, 5, 4, 129]", "v's shape"});
   if (GetParam().is_cuda()) {
     const Tensor exact = tensor(keys, DType::f32), of_tokens = tensor({2, 5, 2}, DType::f32);
     expect_error<InvalidArgument>(
         [&] { tw::gated_delta_rule_backward(exact, exact, exact, of_tokens, exact, exact, exact, exact, of_tokens); },
         {"q is f32[2, 5, 2, 8]", "on a GPU f16 and bf16"});
+  }
+}
+
+/// On the generic target within what GPUs of compute capability 8.6 and 8.9 have for a block.
+TEST(GatedDeltaBackwardKernels, WideKeysCompileWithoutSpills) {
+  skip_without_nvrtc();
+  for (const bool generic : {false, true}) {
+    std::vector<KernelSpec> specs;
+    const int stages = generic ? 1 : 2;
+    const auto add = [&](const std::string& type, bool pieces) {
+      const KernelSpec spec = make_spec({"tw::kernels::gated_delta::" + type, kWideBackwardSource, nullptr}, pieces, pieces);
+      specs.push_back(generic ? for_target(spec, GpuTarget::cuda) : spec);
+    };
+    for (const bool pieces : {false, true}) {
+      const char* const dtype = pieces ? "tw::bf16" : "tw::f16";
+      add(tw::format("Weights<{}>", dtype), pieces);
+      add(tw::format("WideStates<{}, {}>", dtype, stages), pieces);
+      add(tw::format("WideStateGradients<{}, {}>", dtype, stages), pieces);
+      // The generic target's takes most of a minute to compile.
+      if (pieces || !generic) add(tw::format("WideGradients<{}, float, {}, {}>", dtype, generic ? 2 : 7, stages), pieces);
+    }
+    const auto check = [&](std::size_t i, const CompiledKernel& kernel) {
+      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
+      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
+      EXPECT_LE(kernel.module.shared_bytes, generic ? 101376 : 232448) << specs[i].type;
+    };
+    compile_all(specs, 0, check, generic ? "sm_86" : "sm_90a");
   }
 }
 

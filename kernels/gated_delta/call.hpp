@@ -9,6 +9,7 @@
 #include "kernels/gated_delta/channels_backward.tile.hpp"
 #include "kernels/gated_delta/gated_delta.tile.hpp"
 #include "kernels/gated_delta/wide.tile.hpp"
+#include "kernels/gated_delta/wide_backward.tile.hpp"
 #include "kernels/rows.hpp"
 #include "tilewave/gated_delta.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
@@ -138,6 +139,7 @@ struct Gradient {
   // What States and StateGradients leave for Gradients, in the call's dtype
   Tensor states = {}, d_states = {};  ///< [chunks, Hv, Dk, Dv]
   Tensor updates = {}, y = {};        ///< [Hv, chunks * 64, Dv]
+  Tensor weights = {};                ///< [Hv, chunks * 64, 64]: what Weights leaves for WideStateGradients
   // The same for gates of channels
   Tensor d_queries = {}, d_keys = {}, d_keys_after = {};  ///< [Hv, chunks * 64, Dk]
   Tensor w = {}, x = {};                                  ///< [Hv, chunks * 64, 64]
@@ -170,6 +172,19 @@ inline void bind_state_gradients(auto& bind, auto& p, const Call& call, const Gr
   bind(p.y, gradient.y);
   bind_sequences(p, call);
   p.factor = call.scale;
+}
+inline void bind_weights(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind(p.q, by_heads(call.q));
+  bind(p.k, by_heads(call.k));
+  bind(p.decay_of_columns, call.decay);
+  bind(p.decay, call.decay.transpose(0, 1));
+  bind(p.weights, gradient.weights);
+  bind_sequences(p, call);
+  p.factor = call.scale;
+}
+inline void bind_wide_state_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
+  bind_state_gradients(bind, p, call, gradient);
+  bind(p.weights, gradient.weights);
 }
 inline void bind_gradients(auto& bind, auto& p, const Call& call, const Gradient& gradient) {
   bind(p.q, by_heads(call.q));
@@ -280,6 +295,10 @@ inline TileGrid row_gradients_grid(const Tensor& x, int rows) {
 inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.heads()}; }
 inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
 
+/// Whether keys have more dimensions than a walk's state can have in one piece.
+inline bool wide_keys(const Call& call) { return call.dim() > 128; }
+/// Whether a chunk's S has more elements than Gradients' tiles.
+inline bool wide_gradients(const Call& call) { return wide_keys(call) || call.values() > 128; }
 /// The kernels' number of dimensions of a key.
 inline int padded_dim(const Call& call) { return call.dim() <= 64 ? 64 : call.dim() <= 128 ? 128 : kMostDims; }
 /// Calls f with it as a Constant.
@@ -331,6 +350,7 @@ void make_workspace(const Call& call, Gradient& gradient, Make make) {
   gradient.d_states = make(states, dtype);
   gradient.updates = make(of_values, dtype);
   gradient.y = make(of_values, dtype);
+  if (wide_keys(call)) gradient.weights = make(call.inverses.shape(), dtype);
   if (call.gates_of_channels()) {
     const Shape of_keys{call.heads(), of_values[1], call.dim()};
     for (Tensor* const t : {&gradient.d_queries, &gradient.d_keys, &gradient.d_keys_after}) *t = make(of_keys, dtype);

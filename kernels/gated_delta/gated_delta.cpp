@@ -11,7 +11,7 @@ namespace tw {
 namespace kernels::gated_delta {
 namespace {
 
-/// The largest Dk of gates of channels, and the largest Dk and Dv of gradients.
+/// The largest Dk of gates of channels, and the largest Dv of their gradients.
 constexpr std::int64_t kLargestDim = 128;
 
 }  // namespace
@@ -145,8 +145,8 @@ void gated_delta_rule_backward(const Tensor& q, const Tensor& k, const Tensor& v
   const bool on_gpu = call.stream.device().is_cuda();
   require(!on_gpu || q.dtype() != DType::f32, "{}: q is {}; on a GPU f16 and bf16 are supported, because tensor cores would round f32", op,
           q);
-  for (const NamedTensor& t : {NamedTensor{"q", &q}, {"v", &v}})
-    require(t.tensor->shape(3) <= kLargestDim, "{}: {} is {}; its last dimension must be at most {}", op, t.name, *t.tensor, kLargestDim);
+  require(!call.gates_of_channels() || v.shape(3) <= kLargestDim,
+          "{}: v is {}; with gates of channels its last dimension must be at most {}", op, v, kLargestDim);
   struct Output {
     NamedTensor gradient, of;
   };

@@ -62,6 +62,7 @@ const Family family{"gated-delta", "the gated delta rule, heads of 128 and 256: 
                         measure(run, 8, 4096, 32, Pass::backward);
                         for (const std::int64_t batch : {64, 256}) measure(run, batch, 1, 32, Pass::step);
                         measure(run, 8, 4096, 16, Pass::forward, Gates::heads, 256);
+                        measure(run, 8, 4096, 16, Pass::backward, Gates::heads, 256);
                         measure(run, 64, 1, 16, Pass::step, Gates::heads, 256);
                         measure(run, 8, 4096, 32, Pass::forward, Gates::channels);
                         measure(run, 8, 4096, 32, Pass::backward, Gates::channels);
@@ -69,6 +70,7 @@ const Family family{"gated-delta", "the gated delta rule, heads of 128 and 256: 
                       } else {
                         measure(run, 1, 512, 4, Pass::forward);
                         measure(run, 1, 512, 4, Pass::backward);
+                        for (const Pass pass : {Pass::forward, Pass::backward}) measure(run, 1, 512, 2, pass, Gates::heads, 256);
                         measure(run, 8, 1, 4, Pass::step);
                         for (const Pass pass : {Pass::forward, Pass::backward}) measure(run, 1, 512, 4, pass, Gates::channels);
                       }

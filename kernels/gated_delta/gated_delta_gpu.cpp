@@ -28,6 +28,10 @@ enum class Kind {
   state_gradients,
   gradients,
   row_gradients,
+  weights,
+  wide_states,
+  wide_state_gradients,
+  wide_gradients,
   states_channels,
   state_gradients_channels,
   value_gradients,
@@ -68,6 +72,14 @@ std::string type_of(const DeltaKernel& k) {
       return tw::format("tw::kernels::gated_delta::StateGradients<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::gradients:
       return tw::format("tw::kernels::gated_delta::Gradients<{}, {}, {}, {}>", x, element_name(k.beta), k.stages, k.slice);
+    case Kind::weights:
+      return tw::format("tw::kernels::gated_delta::Weights<{}>", x);
+    case Kind::wide_states:
+      return tw::format("tw::kernels::gated_delta::WideStates<{}, {}>", x, k.stages);
+    case Kind::wide_state_gradients:
+      return tw::format("tw::kernels::gated_delta::WideStateGradients<{}, {}>", x, k.stages);
+    case Kind::wide_gradients:
+      return tw::format("tw::kernels::gated_delta::WideGradients<{}, {}, {}, {}>", x, element_name(k.beta), k.stages, k.slice);
     case Kind::states_channels:
       return tw::format("tw::kernels::gated_delta::StatesChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::state_gradients_channels:
@@ -77,7 +89,7 @@ std::string type_of(const DeltaKernel& k) {
     case Kind::channel_gradients:
       return tw::format("tw::kernels::gated_delta::ChannelGradients<{}, {}>", x, element_name(k.beta));
     case Kind::row_gradients:
-      return tw::format("tw::kernels::gated_delta::RowGradients<{}, {}>", x, bool_name(k.normalise));
+      return tw::format("tw::kernels::gated_delta::RowGradients<{}, {}, {}>", x, bool_name(k.normalise), k.dim);
     default:
       return tw::format("tw::kernels::gated_delta::Normalise<{}, {}>", x, k.dim);
   }
@@ -114,6 +126,16 @@ DeltaKernel gradients_kernel(DType x, DType beta, bool generic) {
   return {Kind::gradients, x, beta, 128, false, generic ? 1 : 2, generic ? 3 : 7};
 }
 
+/// The same for wide keys. A block takes at most 99 KB on the generic target.
+DeltaKernel weights_kernel(DType x) { return {Kind::weights, x, x, kMostDims, false, 0, 0}; }
+DeltaKernel wide_states_kernel(DType x, bool generic) { return {Kind::wide_states, x, x, kMostDims, false, 64, generic ? 1 : 2}; }
+DeltaKernel wide_state_gradients_kernel(DType x, bool generic) {
+  return {Kind::wide_state_gradients, x, x, kMostDims, false, 64, generic ? 1 : 2};
+}
+DeltaKernel wide_gradients_kernel(DType x, DType beta, bool generic) {
+  return {Kind::wide_gradients, x, beta, kMostDims, false, generic ? 1 : 2, generic ? 2 : 7};
+}
+
 /// The tables of the forward and the backward pass, and of gates of channels: a table's kernels have one source.
 KernelTable<DeltaKernel>& backward_table() {
   static KernelTable<DeltaKernel> kernels(type_of, kBackwardSource);
@@ -125,6 +147,10 @@ KernelTable<DeltaKernel>& table() {
 }
 KernelTable<DeltaKernel>& wide_table() {
   static KernelTable<DeltaKernel> kernels(type_of, kWideSource);
+  return kernels;
+}
+KernelTable<DeltaKernel>& wide_backward_table() {
+  static KernelTable<DeltaKernel> kernels(type_of, kWideBackwardSource);
   return kernels;
 }
 KernelTable<DeltaKernel>& channels_backward_table() {
@@ -197,7 +223,7 @@ void launch_chunks(Call& call) {
     detail::launch_named<typename Prepare<X, Beta, 128>::template On<Target>::Params>(
         table()[{Kind::prepare, x, call.beta.dtype(), padded_dim(call), false, 0, 0}], call.stream, prepare_grid(call),
         [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-  const bool wide = call.dim() > 128;
+  const bool wide = wide_keys(call);
   const DeltaKernel walk = wide ? wide_walk_kernel(x, generic) : walk_kernel(x, padded_dim(call), generic);
   detail::launch_named<typename Walk<X, 128, 128, 2>::template On<Target>::Params>((wide ? wide_table() : table())[walk], call.stream,
                                                                                    walk_grid(call, walk.slice),
@@ -229,19 +255,34 @@ void launch_head_gradients(const Call& call, const Gradient& gradient) {
   const Stream& stream = call.stream;
   const DType x = call.q.dtype(), beta = call.beta.dtype();
   const bool generic = stream.target() == GpuTarget::cuda;
+  const bool wide = wide_keys(call);
+  KernelTable<DeltaKernel>& walks = wide ? wide_backward_table() : backward_table();
   if (call.chunks() > 0) {
     launch_for_gradients<Prepare<X, Beta, 128>>(table(), {Kind::prepare, x, beta, padded_dim(call), false, 0, 0}, stream,
                                                 prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-    const DeltaKernel states = states_kernel(x, generic);
-    launch_for_gradients<States<X, 128, 128, 2>>(backward_table(), states, stream, walk_grid(call, states.slice),
+    if (wide)
+      launch_for_gradients<Weights<X>>(walks, weights_kernel(x), stream, prepare_grid(call),
+                                       [&](auto& bind, auto& p) { bind_weights(bind, p, call, gradient); });
+    const DeltaKernel states = wide ? wide_states_kernel(x, generic) : states_kernel(x, generic);
+    launch_for_gradients<States<X, 128, 128, 2>>(walks, states, stream, walk_grid(call, states.slice),
                                                  [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
   }
-  const DeltaKernel state_gradients = state_gradients_kernel(x, generic);
-  launch_for_gradients<StateGradients<X, 128, 128, 1>>(backward_table(), state_gradients, stream, walk_grid(call, state_gradients.slice),
-                                                       [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+  if (wide) {
+    const DeltaKernel kernel = wide_state_gradients_kernel(x, generic);
+    launch_for_gradients<WideStateGradients<X, 1>>(walks, kernel, stream, walk_grid(call, kernel.slice),
+                                                   [&](auto& bind, auto& p) { bind_wide_state_gradients(bind, p, call, gradient); });
+  } else {
+    const DeltaKernel kernel = state_gradients_kernel(x, generic);
+    launch_for_gradients<StateGradients<X, 128, 128, 1>>(walks, kernel, stream, walk_grid(call, kernel.slice),
+                                                         [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+  }
   if (call.chunks() == 0) return;
-  launch_for_gradients<Gradients<X, Beta, 3, 1>>(backward_table(), gradients_kernel(x, beta, generic), stream, prepare_grid(call),
-                                                 [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+  const auto fill = [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); };
+  if (wide_gradients(call))
+    launch_for_gradients<WideGradients<X, Beta, 2, 1>>(wide_backward_table(), wide_gradients_kernel(x, beta, generic), stream,
+                                                       prepare_grid(call), fill);
+  else
+    launch_for_gradients<Gradients<X, Beta, 3, 1>>(backward_table(), gradients_kernel(x, beta, generic), stream, prepare_grid(call), fill);
 }
 
 /// The same for gates of channels.
@@ -282,10 +323,10 @@ void launch_gradients(Call& call, Gradient& gradient) {
   }
   call.gates_of_channels() ? launch_channel_gradients<X, Beta>(call, gradient) : launch_head_gradients<X, Beta>(call, gradient);
   if (call.chunks() == 0 || (!call.normalise && call.group() == 1)) return;
-  using Rows = RowGradients<X, false>;
+  using Rows = RowGradients<X, false, 128>;
   for (const auto& [of, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
-    launch_for_gradients<Rows>(backward_table(), {Kind::row_gradients, x, x, 128, call.normalise, 0, 0}, stream,
-                               row_gradients_grid(of, Rows::tile_rows),
+    launch_for_gradients<Rows>(backward_table(), {Kind::row_gradients, x, x, wide_keys(call) ? kMostDims : 128, call.normalise, 0, 0},
+                               stream, row_gradients_grid(of, Rows::tile_rows),
                                [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of, each, dx); });
 }
 
@@ -433,7 +474,7 @@ Analysis analyze_row_gradients(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Placeholders<bf16> of(shape);
   const Call call = of.call();
-  using Kernel = RowGradients<bf16, true>;
+  using Kernel = RowGradients<bf16, true, 128>;
   return analyze<Kernel>(row_gradients_grid(of.q, Kernel::tile_rows),
                          [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, of.q, of.k, of.o); });
 }

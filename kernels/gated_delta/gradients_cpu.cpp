@@ -28,15 +28,33 @@ void channel_gradients(const Call& call, const Gradient& gradient) {
 /// The same for gates of heads.
 template <class T>
 void head_gradients(const Call& call, const Gradient& gradient) {
-  const TileGrid chunks = prepare_grid(call), walks = walk_grid(call, 128);
+  const TileGrid chunks = prepare_grid(call), walks = walk_grid(call, 128), wide_walks = walk_grid(call, WideStates<T, 1>::Slice);
+  const auto prepare = [&](auto& bind, auto& p) { bind_prepare(bind, p, call); };
+  const auto weights = [&](auto& bind, auto& p) { bind_weights(bind, p, call, gradient); };
+  const auto states = [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); };
+  const auto state_gradients = [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); };
+  const auto wide_state_gradients = [&](auto& bind, auto& p) { bind_wide_state_gradients(bind, p, call, gradient); };
+  const auto gradients = [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); };
   if (call.chunks() > 0) {
-    launch_cpu<Prepare<T, float, 128>>(chunks, [&](auto& bind, auto& p) { bind_prepare(bind, p, call); });
-    launch_cpu<States<T, 128, 128, 2>>(walks, [&](auto& bind, auto& p) { bind_states(bind, p, call, gradient); });
+    if (wide_keys(call)) {
+      launch_cpu<Prepare<T, float, kMostDims>>(chunks, prepare);
+      launch_cpu<Weights<T>>(chunks, weights);
+      launch_cpu<WideStates<T, 2>>(wide_walks, states);
+    } else {
+      launch_cpu<Prepare<T, float, 128>>(chunks, prepare);
+      launch_cpu<States<T, 128, 128, 2>>(walks, states);
+    }
   }
-  launch_cpu<StateGradients<T, 128, 128, 1>>(walks, [&](auto& bind, auto& p) { bind_state_gradients(bind, p, call, gradient); });
+  if (wide_keys(call))
+    launch_cpu<WideStateGradients<T, 1>>(wide_walks, wide_state_gradients);
+  else
+    launch_cpu<StateGradients<T, 128, 128, 1>>(walks, state_gradients);
   if (call.chunks() == 0) return;
   const auto run = [&]<class Beta>() {
-    launch_cpu<Gradients<T, Beta, 3, 1>>(chunks, [&](auto& bind, auto& p) { bind_gradients(bind, p, call, gradient); });
+    if (wide_gradients(call))
+      launch_cpu<WideGradients<T, Beta, 2, 1>>(chunks, gradients);
+    else
+      launch_cpu<Gradients<T, Beta, 3, 1>>(chunks, gradients);
   };
   gradient.d_beta.dtype() == DType::f32 ? run.template operator()<float>() : run.template operator()<T>();
 }
@@ -57,7 +75,7 @@ void gradients_on_cpu(Call call, Gradient gradient) {
     call.gates_of_channels() ? channel_gradients<T>(call, gradient) : head_gradients<T>(call, gradient);
     if (call.chunks() == 0) return;
     const auto finish_rows = [&]<bool normalise>() {
-      using Kernel = RowGradients<T, normalise>;
+      using Kernel = RowGradients<T, normalise, kMostDims>;
       for (const auto& [x, each, dx] : {std::tie(q, gradient.each_dq, gradient.dq), std::tie(k, gradient.each_dk, gradient.dk)})
         launch_cpu<Kernel>(row_gradients_grid(x, Kernel::tile_rows),
                            [&](auto& bind, auto& p) { bind_row_gradients(bind, p, call, x, each, dx); });

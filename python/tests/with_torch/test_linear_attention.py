@@ -16,9 +16,9 @@ def recurrence(q, k, v, g, scale, state):
     return torch.stack(o, 1), state
 
 
-def operands(dtype=torch.float32, steps=70, shared=2):
+def operands(dtype=torch.float32, steps=70, shared=2, dim=8):
     torch.manual_seed(0)
-    shapes = ((2, steps, 2, 8), (2, steps, 2, 8), (2, steps, 2 * shared, 16))
+    shapes = ((2, steps, 2, dim), (2, steps, 2, dim), (2, steps, 2 * shared, 16))
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
 
 
@@ -145,18 +145,18 @@ def test_kda_by_its_names():
         fla.chunk_kda(q, k, v, gate, beta, return_intermediate_states=True)
 
 
-@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize(("dim", "channels"), [(8, False), (8, True), (192, False)])
 @pytest.mark.parametrize("shared", [1, 2])
-def test_gradients_of_the_gated_delta_rule(shared, channels):
-    q, k, v = operands(shared=shared)
+def test_gradients_of_the_gated_delta_rule(shared, dim, channels):
+    q, k, v = operands(shared=shared, dim=dim)
     heads = v.shape[2]
-    g, beta = -torch.rand(2, 70, heads, 8) if channels else -torch.rand(2, 70, heads), torch.rand(2, 70, heads)
-    state, d_o, d_state = torch.randn(2, heads, 8, 16), torch.randn(2, 70, heads, 16), torch.randn(2, heads, 8, 16)
+    g, beta = -torch.rand(2, 70, heads, dim) if channels else -torch.rand(2, 70, heads), torch.rand(2, 70, heads)
+    state, d_o, d_state = torch.randn(2, heads, dim, 16), torch.randn(2, 70, heads, 16), torch.randn(2, heads, dim, 16)
     given = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
 
     def exact(q, k, v, g, beta, state):
         unit = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)]
-        return delta_rule(*(x.repeat_interleave(shared, 2) for x in unit), v, g, beta, 8**-0.5, state)
+        return delta_rule(*(x.repeat_interleave(shared, 2) for x in unit), v, g, beta, dim**-0.5, state)
 
     def ours(q, k, v, g, beta, state):
         function = fla.chunk_kda if channels else fla.chunk_gated_delta_rule

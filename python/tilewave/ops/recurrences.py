@@ -244,8 +244,8 @@ def gated_delta_rule_backward(
 ) -> tuple:
     """Gradients of gated_delta_rule(): (dq, dk, dv, d_beta, dg, d_initial_state); the last two are None if g or initial_state is.
 
-    q, k, v, beta and the options are those of the gated_delta_rule() call; dim and values up to 128, on a GPU f16 and bf16. d_o is the gradient of o,
-    and d_final_state that of the final state; None is 0. Of tokens that belong to no sequence all gradients are 0. The same bits in every run.
+    q, k, v, beta and the options are those of the gated_delta_rule() call; dim up to 256, with gates of channels dim and values up to 128, on a GPU
+    f16 and bf16. d_o is the gradient of o, and d_final_state that of the final state; None is 0. Of tokens that belong to no sequence all gradients are 0. The same bits in every run.
     """
     if _dispatch.through_operator(q, k, v, beta, d_o, g, initial_state, d_final_state):
         *gradients, dg, d_initial = _dispatch.compiled_ops().gated_delta_rule_backward(
