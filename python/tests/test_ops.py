@@ -217,32 +217,32 @@ def test_gated_delta_rule(random):
     np.testing.assert_allclose(state, last, **tolerance)
 
 
-def test_gated_delta_rule_backward(random):
-    q, k, v, initial = normal(random, 1, 70, 1, 8), normal(random, 1, 70, 1, 8), normal(random, 1, 70, 2, 6), normal(random, 1, 2, 8, 6)
+@pytest.mark.parametrize(("dim", "gates"), [(8, (2,)), (8, (2, 8)), (192, (2,))])  # of heads, and of channels of keys
+def test_gated_delta_rule_backward(random, dim, gates):
+    q, k, v = normal(random, 1, 70, 1, dim), normal(random, 1, 70, 1, dim), normal(random, 1, 70, 2, 6)
+    initial = normal(random, 1, 2, dim, 6)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    beta, g = np.abs(np.tanh(normal(random, 1, 70, 2))), -np.abs(normal(random, 1, 70, 2))
+    beta, g = np.abs(np.tanh(normal(random, 1, 70, 2))), -np.abs(normal(random, 1, 70, *gates))
     d_o, d_last = normal(random, *v.shape), normal(random, *initial.shape)
     inputs = [x.astype(np.float64) for x in (q, k, v, beta, g, initial)]
 
     def loss(q, k, v, beta, g, initial):
-        o, last = _gated_delta_rule(q, k, v, beta, g, 8**-0.5, initial)
+        o, last = _gated_delta_rule(q, k, v, beta, g, dim**-0.5, initial)
         return (o * d_o).sum() + (last * d_last).sum()
 
-    for gates in (g, -np.abs(normal(random, 1, 70, 2, 8))):  # of heads, and of channels of keys
-        inputs[4] = gates.astype(np.float64)
-        gradients = ops.gated_delta_rule_backward(q, k, v, beta, d_o, g=gates, initial_state=initial, d_final_state=d_last)
-        for n, gradient in enumerate(gradients):
-            assert gradient.shape == inputs[n].shape
-            # Along a random direction, by a central difference.
-            direction = random.standard_normal(gradient.shape)
-            moved = [[x + side * 1e-5 * direction if i == n else x for i, x in enumerate(inputs)] for side in (1, -1)]
-            wanted = (loss(*moved[0]) - loss(*moved[1])) / 2e-5
-            np.testing.assert_allclose((exact(gradient) * direction).sum(), wanted, rtol=1e-3, atol=1e-2)
+    gradients = ops.gated_delta_rule_backward(q, k, v, beta, d_o, g=g, initial_state=initial, d_final_state=d_last)
+    for n, gradient in enumerate(gradients):
+        assert gradient.shape == inputs[n].shape
+        # Along a random direction, by a central difference.
+        direction = random.standard_normal(gradient.shape)
+        moved = [[x + side * 1e-5 * direction if i == n else x for i, x in enumerate(inputs)] for side in (1, -1)]
+        wanted = (loss(*moved[0]) - loss(*moved[1])) / 2e-5
+        np.testing.assert_allclose((exact(gradient) * direction).sum(), wanted, rtol=1e-3, atol=1e-2)
     # Packed sequences: tokens of none have gradients of 0.
     packed = ops.gated_delta_rule_backward(q, k, v, beta, d_o, cu_seqlens=np.array([0, 30, 60], np.int32))
     assert packed[4:] == (None, None)
     assert all((x[:, 60:] == 0).all() and (x[:, :60] != 0).any() for x in packed[:4])
-    with pytest.raises(ValueError, match=r"d_o is f32\[1, 70, 1, 8\]"):
+    with pytest.raises(ValueError, match=rf"d_o is f32\[1, 70, 1, {dim}\]"):
         ops.gated_delta_rule_backward(q, k, v, beta, q)
 
 
