@@ -9,8 +9,6 @@ namespace tw::kernels::dequant_gemm {
 
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// A tile and the time that its kernel takes for an element of W, in picoseconds: of mxfp4 in bf16, with enough tiles for all SMs of an
 /// H200 (from NOTES.md).
 struct CostedGroupedTile {

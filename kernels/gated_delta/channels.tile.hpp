@@ -293,7 +293,7 @@ struct InvertChannels {
   template <class Target>
   struct On {
     static constexpr int rows = kChunk;
-    static constexpr int min_blocks = 2;  // a chain of short steps: other blocks run meanwhile
+    static constexpr int min_blocks = 3;  // a chain of short steps: other blocks run meanwhile
     struct Params {
       Global<Target, const float> matrices;  ///< [head, chunk * 64, 64]: A
       Global<Target, T> inverses;            ///< the same

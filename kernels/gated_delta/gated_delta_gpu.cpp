@@ -404,6 +404,11 @@ Analysis analyze_prepare_channels(const ShapeValues& shape) {
   const Call call = Placeholders<bf16>(shape).call(true);
   return analyze<PrepareChannels<bf16, float, 2>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
 }
+Analysis analyze_invert_channels(const ShapeValues& shape) {
+  require_dim(shape, 128);
+  const Call call = Placeholders<bf16>(shape).call(true);
+  return analyze<InvertChannels<bf16>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
+}
 Analysis analyze_walk_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Call call = Placeholders<bf16>(shape).call(true);
@@ -494,6 +499,9 @@ KernelSpec wide_walk_spec() { return spec_of(wide_walk_kernel(DType::bf16, false
 KernelSpec prepare_channels_spec(bool generic) {
   return spec_of(prepare_channels_kernel(DType::bf16, DType::f32, generic), "gated_delta_prepare_channels_bf16", kChannelsSource);
 }
+KernelSpec invert_channels_spec() {
+  return spec_of(invert_channels_kernel(DType::bf16), "gated_delta_invert_channels_bf16", kChannelsSource);
+}
 KernelSpec walk_channels_spec(bool generic) {
   return spec_of(walk_channels_kernel(DType::bf16, 128, generic), "gated_delta_walk_channels_bf16_128", kChannelsSource);
 }
@@ -523,6 +531,7 @@ std::vector<KernelVariant> registered() {
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
           {wide_walk_spec(), analyze_wide_walk},
           {prepare_channels_spec(false), analyze_prepare_channels},
+          {invert_channels_spec(), analyze_invert_channels},
           {walk_channels_spec(false), analyze_walk_channels},
           {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},
           {states_spec(false), analyze_states},
@@ -540,6 +549,7 @@ std::vector<KernelSpec> registered_generic() {
                                 spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"),
                                 prepare_channels_spec(true),
+                                invert_channels_spec(),
                                 walk_channels_spec(true),
                                 spec_of(kStep, "gated_delta_step_bf16_128"),
                                 states_spec(true),

@@ -177,7 +177,6 @@ std::vector<KernelVariant> registered() {
   add.template operator()<bf16, bf16, true, 128>("hadamard_bf16_128_factors");
   add.template operator()<float, float, true, 2048>("hadamard_f32_2048_factors");
   add.template operator()<bf16, bf16, false, 32768>("hadamard_bf16_32768");
-  add.template operator()<float, float, true, 28672>("hadamard_f32_28672_factors");
   return variants;
 }
 
