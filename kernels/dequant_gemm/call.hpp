@@ -16,7 +16,8 @@ struct Call {
   Stream stream;
 
   std::int64_t m() const { return x.shape(0); }
-  std::int64_t n() const { return weight.rows(); }
+  /// Rows of W that a row of x is multiplied with: all, or those of its group.
+  std::int64_t n() const { return y.shape(1) * (pairs() ? 2 : 1); }
   std::int64_t k() const { return x.shape(1); }
   /// Whether pairs of rows of W, gate and up, become one column of y.
   bool pairs() const { return options.activation == Activation::swiglu; }

@@ -62,7 +62,7 @@ struct Operands {
         before(c.accumulate ? Tensor::random({c.m, c.columns()}, dtype, random()) : Tensor()),
         w(quantize(Tensor::random({c.n, c.k}, DType::f32, random()), layout)) {
     for (std::int64_t r = 0; r < c.m; ++r) {
-      x_scales.data<float>()[r] = 0.01f + 0.02f * std::abs(x_scales.data<float>()[r]);
+      x_scales.data<float>()[r] = 0.002f + 0.004f * std::abs(x_scales.data<float>()[r]);
       for (std::int64_t i = 0; i < c.k; ++i)
         x.data<signed char>()[r * (c.k + 16) + i] = static_cast<signed char>(static_cast<int>(random() % 256) - 128);
     }
