@@ -47,10 +47,14 @@ def cases():
     yield "gated_delta_rule", delta, (q, v, betas, -torch.rand(2, 9, 2))
     yield "gated_delta_rule-channels", delta, (q, v, betas, -torch.rand(2, 9, 2, 8))
     yield "gated_delta_rule-plain", lambda a, b, c: ops.gated_delta_rule(a, a, b, c, scale=0.1), (q, v, betas)
-    of_delta = {"initial_state": normal(2, 2, 8, 16), "d_final_state": normal(2, 2, 8, 16), "use_qk_l2norm_in_kernel": True}
-    delta_backward = lambda a, b, c, d, g: ops.gated_delta_rule_backward(a, a, b, c, d, g=g, **of_delta)  # noqa: E731
-    yield "gated_delta_rule_backward", delta_backward, (q, v, betas, torch.ones_like(v), -torch.rand(2, 9, 2))
-    yield "gated_delta_rule_backward-channels", delta_backward, (q, v, betas, torch.ones_like(v), -torch.rand(2, 9, 2, 8))
+
+    def delta_backward(a, b, c, d, g, first, last):  # f32 is for the CPU
+        a, b, c, d = (x.bfloat16() for x in (a, b, c, d))
+        return ops.gated_delta_rule_backward(a, a, b, c, d, g=g, initial_state=first, d_final_state=last, use_qk_l2norm_in_kernel=True)
+
+    of_states = normal(2, 2, 8, 16), normal(2, 2, 8, 16)
+    yield "gated_delta_rule_backward", delta_backward, (q, v, betas, torch.ones_like(v), -torch.rand(2, 9, 2), *of_states)
+    yield "gated_delta_rule_backward-channels", delta_backward, (q, v, betas, torch.ones_like(v), -torch.rand(2, 9, 2, 8), *of_states)
     step = lambda a, b, c, s: ops.gated_delta_rule_step(a, a, b, c, s.clone())  # noqa: E731
     yield "gated_delta_rule_step", step, (q[:, :1], v[:, :1], betas[:, :1], normal(2, 2, 8, 16))
     offsets = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
