@@ -149,9 +149,11 @@ const Bytes kBytes[] = {
     // q, k, v, the inverse, two vectors of each chunk; o and the state.
     {"gated_delta", "gated_delta_walk_bf16_128", "seqlen=128,heads=1,dim=128", 3 * 32768 + 2 * 8192 + 1024, 32768 + 65536,
      3 * 32768 + 2 * 8192 + 1024},
-    // q, k, gates and betas; their three products with decays, the chunk's decay, the inverse, P, and the betas again.
+    // q, k, gates and betas; their three products with decays, the chunk's decay, A in f32, P, and the betas again.
     {"gated_delta", "gated_delta_prepare_channels_bf16", "seqlen=64,heads=1,dim=128", 2 * 16384 + 32768 + 256,
-     3 * 16384 + 512 + 2 * 8192 + 256, 2 * 16384 + 32768 + 256},
+     3 * 16384 + 512 + 16384 + 8192 + 256, 2 * 16384 + 32768 + 256},
+    // A; its inverse.
+    {"gated_delta", "gated_delta_invert_channels_bf16", "seqlen=64,heads=1,dim=128", 16384, 8192, 16384},
     // Three operands with decays, v, the inverse, P, two vectors of each chunk; o and the state.
     {"gated_delta", "gated_delta_walk_channels_bf16_128", "seqlen=128,heads=1,dim=128", 4 * 32768 + 4 * 8192 + 2 * 768, 32768 + 65536,
      4 * 32768 + 4 * 8192 + 2 * 768},
