@@ -29,7 +29,7 @@ namespace {
 using namespace tw::test;
 using Offsets = std::vector<std::int32_t>;
 
-// Those that calls have in fewer slots, so that rings are used several times.
+// The tiles that calls use, but with fewer slots, so that each slot is filled several times.
 constexpr SkinnyTile kTile8{32, 8, 3}, kTile16{32, 16, 2, 8, 1}, kShort{16, 8, 2};
 constexpr WideTile kTile32{256, 32, 2, 3, 64}, kTile64{192, 64, 2, 4, 64}, kTile128{128, 128, 2, 3, 64}, kTile256{128, 256, 2, 2, 64};
 

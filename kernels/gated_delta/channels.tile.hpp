@@ -23,7 +23,7 @@ inline constexpr const char* kChannelsSource = "kernels/gated_delta/channels.til
 inline constexpr int kSlice = 64;
 /// Levels of pairs of a chunk's tokens.
 inline constexpr int kLevels = 6;
-/// Neighbouring tokens of which a thread has the decays of a channel.
+/// Neighbouring tokens: a thread computes the decays of one channel for all of them.
 inline constexpr int kRun = 16;
 inline constexpr int kRuns = kChunk / kRun;
 /// Levels whose operands are in shared memory together.

@@ -21,7 +21,7 @@ struct SplitMatrix {
   SplitMatrix<Target, N, Parts - 1> rest;
   explicit constexpr SplitMatrix(auto& block) : part(block), rest(block) {}
 
-  /// Part n, of which 0 is the largest.
+  /// Part n. Part 0 is the largest.
   template <int n>
   TW_INLINE const auto& at() const {
     if constexpr (n == 0)
