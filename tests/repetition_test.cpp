@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -433,6 +434,45 @@ Case dequant_gemm_case(std::int64_t m, std::int64_t n, std::int64_t k, const Qua
           accumulate};
 }
 
+/// The same with x in 8-bit integers.
+Case w4a8_case(std::int64_t m, std::int64_t n, std::int64_t k, bool zeros) {
+  struct Operands {
+    Tensor x, x_scales;
+    QuantizedMatrix weight;
+    Operands to(Device device) const { return {x.to(device), x_scales.to(device), weight.to(device)}; }
+  };
+  struct Shared {
+    Operands host;
+    std::optional<Operands> device = {};
+    std::mutex mutex = {};
+  };
+  const Tensor drawn = Tensor::random({m, k}, DType::f32, seed()), x = Tensor::empty({m, k}, DType::i8);
+  for (std::int64_t i = 0; i < x.numel(); ++i)
+    x.data<std::int8_t>()[i] = static_cast<std::int8_t>(std::clamp(32 * drawn.data<float>()[i], -127.0f, 127.0f));
+  const Tensor x_scales = Tensor::empty({m}, DType::f32), values = Tensor::random({n, k}, DType::f32, seed() + 1);
+  std::fill_n(x_scales.data<float>(), m, 0.5f / std::sqrt(static_cast<float>(k)));  // elements of the product are about 16, for any k
+  const auto shared = std::make_shared<Shared>(Operands{x, x_scales, quantize(values, {WeightFormat::int4, 128, zeros})});
+  return {tw::format("dequant_gemm of 8-bit integers and int4, zero points {}: {} x {} x {}", zeros, m, n, k),
+          {m, n},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            if (stream.device() == Device::cpu()) {
+              const Tensor wide = Tensor::empty({n, k}, DType::f32), product = Tensor::empty({m, n}, DType::f32);
+              dequantize(shared->host.weight, wide);
+              const Tensor rows = Tensor::empty({m, k}, DType::f32);
+              for (std::int64_t i = 0; i < rows.numel(); ++i)
+                rows.data<float>()[i] = static_cast<float>(x.data<std::int8_t>()[i]) * x_scales.data<float>()[i / k];
+              gemm(rows, wide.transpose(0, 1), product, {.stream = stream});
+              std::copy_n(product.to(DType::bf16).data<bf16>(), out.numel(), out.data<bf16>());
+              return;
+            }
+            const std::lock_guard lock(shared->mutex);
+            if (!shared->device) shared->device = shared->host.to(stream.device());
+            dequant_gemm(shared->device->x, shared->device->weight, out, {.stream = stream, .x_scales = &shared->device->x_scales});
+          },
+          0.25f};
+}
+
 TEST(Repetition, cuda_ProductsWithPackedWeights) {
   skip_without_cuda();
   std::vector<Case> cases;
@@ -443,6 +483,11 @@ TEST(Repetition, cuda_ProductsWithPackedWeights) {
     cases.push_back(dequant_gemm_case(24, 4096, 1024, layout));
   }
   cases.push_back(dequant_gemm_case(1000, 512, 512, {int4, 32}, true));
+  for (const bool zeros : {false, true}) {
+    cases.push_back(w4a8_case(4096, 1024, 256, zeros));
+    cases.push_back(w4a8_case(64, 8192, 512, zeros));
+    cases.push_back(w4a8_case(24, 4096, 1024, zeros));
+  }
   // Few rows: a ring of codes, scales from the cache.
   for (const QuantizedMatrix::Layout& layout : {QuantizedMatrix::Layout{int8}, {int4, 32, true}, {int2, 32}, {nf4}, {fp4}, {mxfp4}}) {
     cases.push_back(dequant_gemm_case(1, 9216, 2048, layout));

@@ -13,7 +13,8 @@
 // i - 1, exp(G_i - G_j) = exp(G_i - G_m) exp(G_m - G_j), and both factors are at most 1. Level `half` (32, 16, ... 1) pairs the rows of
 // each second block of `half` tokens with those of the block before it, whose last token is m. Every pair j < i is in one level, that of
 // the highest bit in which i and j differ, so A and P are sums of parts of six products with operands that neither overflow nor lose what
-// counts. Exponents are sums of gates between m and a token, not differences of sums from the chunk's start, which would cancel.
+// counts. Each factor is a product of decays, exponentials of the gates between m and a token, not a quotient of two from the chunk's
+// start, which would cancel.
 
 namespace tw::kernels::gated_delta {
 
@@ -28,47 +29,6 @@ inline constexpr int kRun = 16;
 inline constexpr int kRuns = kChunk / kRun;
 /// Levels whose operands are in shared memory together.
 inline constexpr int kTogether = 3;
-
-/// sums(i) = the sum of the gates of tokens first to i, for i from `first` to end - 1.
-TW_INLINE void sum_up_to(const auto& gates, const auto& sums, int channel, int first, int end) {
-  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
-  TW_NO_UNROLL
-  for (int i = first; i < end; ++i) {
-    sum = sum + gates.at(i, channel);
-    sums.at(i, channel) = sum;
-  }
-}
-/// sums(i) = the sum of the gates of tokens i + 1 to end - 1.
-TW_INLINE void sum_after(const auto& gates, const auto& sums, int channel, int first, int end) {
-  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
-  TW_NO_UNROLL
-  for (int i = end - 1; i >= first; --i) {
-    sums.at(i, channel) = sum;
-    sum = sum + gates.at(i, channel);
-  }
-}
-/// The exponents of a level: up to each token of a second block, after each token of a first one.
-TW_INLINE void sum_of_level(auto& block, const auto& gates, const auto& sums, int half) {
-  constexpr int channels = remove_const_reference<decltype(sums)>::cols;
-  block.update(sums, kChunk / (2 * half) * channels, [&](int n) {
-    const int channel = n % channels, first = n / channels * 2 * half;
-    sum_after(gates, sums, channel, first, first + half);
-    sum_up_to(gates, sums, channel, first + half, first + 2 * half);
-  });
-}
-/// Whether a pair is in a level.
-TW_INLINE bool in_level(int row, int col, int half) { return row > col && ((row ^ col) & ~(half - 1)) == half; }
-
-/// Gates of a chunk's tokens, in a Buffer; those of tokens after the last one are 0.
-TW_INLINE void load_gates(auto& block, auto& fragment, const auto& from, const auto& chunk, int channel, int head, const auto& gates) {
-  block.load(fragment, from, chunk.first, channel, head, chunk.batch);
-  block.for_each(fragment, [&](int row, int, auto& gate) {
-    if (gate < kLowestGate) gate = kLowestGate;
-    if (row >= chunk.size) gate = 0.0f;
-  });
-  block.store(fragment, gates);
-  block.sync();
-}
 
 /// The decays of a channel along a run of kRun tokens, in blocks of 1, 2, 4, ... of them: since a block's first token (with its own gate),
 /// and until its last one (with those of the tokens after).
@@ -268,7 +228,7 @@ struct PrepareChannels {
         Square of_keys, of_queries;
         block.mma(of_keys, k, k, true);
         block.mma(of_queries, q, k, true);
-        const auto is_in_level = [](int row, int col) { return in_level(row, col, 1 << (first + n)); };
+        const auto is_in_level = [](int row, int col) { return couples_blocks(row, col, 1 << (first + n)); };
         block.wait(leave<1>, of_keys);
         add_if(block, a, of_keys, is_in_level);
         block.wait(leave<0>, of_queries);
@@ -285,15 +245,15 @@ struct PrepareChannels {
   };
 };
 
-/// The inverses of I + A of all chunks.
-template <class T>
+/// The inverses of I + A of all chunks. `Blocks` share an SM: the inversion is a chain of short steps.
+template <class T, int Blocks>
 struct InvertChannels {
   static constexpr const char* source = kChannelsSource;
 
   template <class Target>
   struct On {
     static constexpr int rows = kChunk;
-    static constexpr int min_blocks = 3;  // a chain of short steps: other blocks run meanwhile
+    static constexpr int min_blocks = Blocks;
     struct Params {
       Global<Target, const float> matrices;  ///< [head, chunk * 64, 64]: A
       Global<Target, T> inverses;            ///< the same

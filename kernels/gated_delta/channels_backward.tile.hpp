@@ -26,6 +26,44 @@ inline constexpr int kMostChannels = 128;
 /// Channels that ChannelGradients does at a time: it holds five tiles of them in registers.
 inline constexpr int kNarrowSlice = 32;
 
+/// sums(i) = the sum of the gates of tokens first to i, for i from `first` to end - 1.
+TW_INLINE void sum_up_to(const auto& gates, const auto& sums, int channel, int first, int end) {
+  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
+  TW_NO_UNROLL
+  for (int i = first; i < end; ++i) {
+    sum = sum + gates.at(i, channel);
+    sums.at(i, channel) = sum;
+  }
+}
+/// sums(i) = the sum of the gates of tokens i + 1 to end - 1.
+TW_INLINE void sum_after(const auto& gates, const auto& sums, int channel, int first, int end) {
+  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
+  TW_NO_UNROLL
+  for (int i = end - 1; i >= first; --i) {
+    sums.at(i, channel) = sum;
+    sum = sum + gates.at(i, channel);
+  }
+}
+/// The exponents of a level: up to each token of a second block, after each token of a first one.
+TW_INLINE void sum_of_level(auto& block, const auto& gates, const auto& sums, int half) {
+  constexpr int channels = remove_const_reference<decltype(sums)>::cols;
+  block.update(sums, kChunk / (2 * half) * channels, [&](int n) {
+    const int channel = n % channels, first = n / channels * 2 * half;
+    sum_after(gates, sums, channel, first, first + half);
+    sum_up_to(gates, sums, channel, first + half, first + 2 * half);
+  });
+}
+/// Gates of a chunk's tokens, in a Buffer; those of tokens after the last one are 0.
+TW_INLINE void load_gates(auto& block, auto& fragment, const auto& from, const auto& chunk, int channel, int head, const auto& gates) {
+  block.load(fragment, from, chunk.first, channel, head, chunk.batch);
+  block.for_each(fragment, [&](int row, int, auto& gate) {
+    if (gate < kLowestGate) gate = kLowestGate;
+    if (row >= chunk.size) gate = 0.0f;
+  });
+  block.store(fragment, gates);
+  block.sync();
+}
+
 /// WalkChannels without outputs: the state before each chunk, and the chunk's U. Rows of U after a sequence's last token are 0.
 template <class T, int D, int Slice, int Stages>
 struct StatesChannels {
@@ -460,7 +498,7 @@ struct ChannelGradients {
         TW_NO_UNROLL
         for (int half = kChunk / 2; half > 0; half /= 2) {
           const auto keep_level = [half](int row, int col, auto& value) {
-            if (!in_level(row, col, half)) value = 0.0f;
+            if (!couples_blocks(row, col, half)) value = 0.0f;
           };
           sum_of_level(block, memory.gates, memory.sums, half);
           load_factors(block, factors, memory.sums);

@@ -22,7 +22,7 @@ Tensor normalised_on_cpu(const Tensor& x) {
 void prepare_channels_on_cpu(const Call& call) {
   with_float_type(call.q.dtype(), [&]<class T>(std::type_identity<T>) {
     launch_cpu<PrepareChannels<T, float, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
-    launch_cpu<InvertChannels<T>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
+    launch_cpu<InvertChannels<T, 1>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
   });
 }
 

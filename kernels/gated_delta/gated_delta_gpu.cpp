@@ -44,6 +44,7 @@ struct DeltaKernel {
   int dim;
   bool normalise;     ///< step, row_gradients
   int slice, stages;  ///< walks, states and their gradients; of gradients the stages of states and of tokens; blocks of prepare_channels
+                      ///< and invert_channels
   bool channels = false;  ///< step: whether gates are of channels
   auto operator<=>(const DeltaKernel&) const = default;
 };
@@ -60,7 +61,7 @@ std::string type_of(const DeltaKernel& k) {
     case Kind::prepare_channels:
       return tw::format("tw::kernels::gated_delta::PrepareChannels<{}, {}, {}>", x, element_name(k.beta), k.stages);
     case Kind::invert_channels:
-      return tw::format("tw::kernels::gated_delta::InvertChannels<{}>", x);
+      return tw::format("tw::kernels::gated_delta::InvertChannels<{}, {}>", x, k.stages);
     case Kind::walk_channels:
       return tw::format("tw::kernels::gated_delta::WalkChannels<{}, {}, {}, {}>", x, k.dim, k.slice, k.stages);
     case Kind::step:
@@ -103,7 +104,7 @@ DeltaKernel wide_walk_kernel(DType x, bool generic) { return {Kind::wide_walk, x
 DeltaKernel prepare_channels_kernel(DType x, DType beta, bool generic) {
   return {Kind::prepare_channels, x, beta, 128, false, 0, generic ? 1 : 2};
 }
-DeltaKernel invert_channels_kernel(DType x) { return {Kind::invert_channels, x, x, 0, false, 0, 0}; }
+DeltaKernel invert_channels_kernel(DType x, bool generic) { return {Kind::invert_channels, x, x, 0, false, 0, generic ? 2 : 3}; }
 DeltaKernel walk_channels_kernel(DType x, int dim, bool generic) {
   return {Kind::walk_channels, x, x, dim, false, generic ? 64 : 128, generic ? 1 : 2};
 }
@@ -198,8 +199,8 @@ void launch_prepare_channels(const Call& call) {
   detail::launch_named<typename PrepareChannels<X, Beta, 2>::template On<Target>::Params>(
       kernels[prepare_channels_kernel(call.q.dtype(), call.beta.dtype(), generic)], call.stream, prepare_grid(call),
       [&](auto& bind, auto& p) { bind_prepare_channels(bind, p, call); });
-  detail::launch_named<typename InvertChannels<X>::template On<Target>::Params>(
-      kernels[invert_channels_kernel(call.q.dtype())], call.stream, prepare_grid(call),
+  detail::launch_named<typename InvertChannels<X, 3>::template On<Target>::Params>(
+      kernels[invert_channels_kernel(call.q.dtype(), generic)], call.stream, prepare_grid(call),
       [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
 }
 
@@ -407,7 +408,7 @@ Analysis analyze_prepare_channels(const ShapeValues& shape) {
 Analysis analyze_invert_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
   const Call call = Placeholders<bf16>(shape).call(true);
-  return analyze<InvertChannels<bf16>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
+  return analyze<InvertChannels<bf16, 3>>(prepare_grid(call), [&](auto& bind, auto& p) { bind_invert_channels(bind, p, call); });
 }
 Analysis analyze_walk_channels(const ShapeValues& shape) {
   require_dim(shape, 128);
@@ -499,8 +500,8 @@ KernelSpec wide_walk_spec() { return spec_of(wide_walk_kernel(DType::bf16, false
 KernelSpec prepare_channels_spec(bool generic) {
   return spec_of(prepare_channels_kernel(DType::bf16, DType::f32, generic), "gated_delta_prepare_channels_bf16", kChannelsSource);
 }
-KernelSpec invert_channels_spec() {
-  return spec_of(invert_channels_kernel(DType::bf16), "gated_delta_invert_channels_bf16", kChannelsSource);
+KernelSpec invert_channels_spec(bool generic) {
+  return spec_of(invert_channels_kernel(DType::bf16, generic), "gated_delta_invert_channels_bf16", kChannelsSource);
 }
 KernelSpec walk_channels_spec(bool generic) {
   return spec_of(walk_channels_kernel(DType::bf16, 128, generic), "gated_delta_walk_channels_bf16_128", kChannelsSource);
@@ -531,7 +532,7 @@ std::vector<KernelVariant> registered() {
           {spec_of(walk_kernel(DType::bf16, 64, false), "gated_delta_walk_bf16_64"), analyze_walk<bf16, 64>},
           {wide_walk_spec(), analyze_wide_walk},
           {prepare_channels_spec(false), analyze_prepare_channels},
-          {invert_channels_spec(), analyze_invert_channels},
+          {invert_channels_spec(false), analyze_invert_channels},
           {walk_channels_spec(false), analyze_walk_channels},
           {spec_of(kStep, "gated_delta_step_bf16_128"), analyze_step<bf16, 128>},
           {states_spec(false), analyze_states},
@@ -549,7 +550,7 @@ std::vector<KernelSpec> registered_generic() {
                                 spec_of(walk_kernel(DType::bf16, 128, true), "gated_delta_walk_bf16_128"),
                                 spec_of(walk_kernel(DType::bf16, 64, true), "gated_delta_walk_bf16_64"),
                                 prepare_channels_spec(true),
-                                invert_channels_spec(),
+                                invert_channels_spec(true),
                                 walk_channels_spec(true),
                                 spec_of(kStep, "gated_delta_step_bf16_128"),
                                 states_spec(true),

@@ -14,6 +14,10 @@ TW_INLINE void transpose(auto& block, auto& from, auto& to, const auto& buffer) 
   block.load(to, buffer);
 }
 
+/// Whether an element of a lower triangular matrix is between two neighbouring blocks of `size` rows, a power of two, of which the first
+/// has an even number: those that blocks of twice the size merge. Every element below the diagonal is so for one size.
+TW_INLINE constexpr bool couples_blocks(int row, int col, int size) { return row > col && ((row ^ col) & ~(size - 1)) == size; }
+
 /// An N x N matrix in shared memory as the sum of `Parts` of bf16: two leave out 2^-17 of each element, three 2^-25.
 template <class Target, int N, int Parts>
 struct SplitMatrix {
@@ -114,10 +118,7 @@ TW_INLINE void invert_unit_lower(auto& block, auto& x, const InversionMemory<Tar
   TW_NO_UNROLL
   for (int size = base; size < N; size *= 2) {
     auto product = a;
-    block.for_each(product, [size](int row, int col, auto& value) {
-      const int difference = row ^ col;
-      value = row > col && difference >= size && difference < 2 * size ? -value : 0.0f;
-    });
+    block.for_each(product, [size](int row, int col, auto& value) { value = couples_blocks(row, col, size) ? -value : 0.0f; });
     detail::store_split(block, x, memory.inverse);
     detail::store_split(block, product, memory.coupling);
     block.fence();
