@@ -28,7 +28,7 @@ inline constexpr int kLevels = 6;
 inline constexpr int kRun = 16;
 inline constexpr int kRuns = kChunk / kRun;
 /// Levels whose operands are in shared memory together.
-inline constexpr int kTogether = 3;
+inline constexpr int kTogether = 2;
 
 /// The decays of a channel along a run of kRun tokens, in blocks of 1, 2, 4, ... of them: since a block's first token (with its own gate),
 /// and until its last one (with those of the tokens after).
@@ -92,7 +92,7 @@ struct PrepareChannels {
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
       const auto chunk = p.sequences.chunk(t);
-      const int size = chunk.size, of_chunk = chunk.index * kChunk, head = t.batch;
+      const int size = chunk.size, head = t.batch;
       const int head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group));
       if (size <= 0) return;
       const auto hide_others = [&](auto& tile) {
@@ -103,8 +103,10 @@ struct PrepareChannels {
       Square a, weights;
       block.fill(a, 0.0f);
       block.fill(weights, 0.0f);
+      // Counted down, and without an index of the chunk's first token: with either, the kernel spills where two blocks share an SM.
       TW_NO_UNROLL
-      for (int channel = 0; channel < p.queries.cols; channel += kSlice) {
+      for (int slices = ceil_div(p.queries.cols, kSlice); slices > 0; --slices) {
+        const int channel = p.queries.cols - slices * kSlice;
         {
           Gates decays;
           block.load(decays, p.gates, chunk.first, channel, head, chunk.batch);
@@ -131,24 +133,24 @@ struct PrepareChannels {
           p.whole[(static_cast<i64>(head) * p.chunks + chunk.index) * p.queries.cols + channel + n] = memory.decays.at(kChunk - 1, n);
         });
         block.load(tokens, memory.q);
-        block.store(tokens, p.queries, of_chunk, channel, head);
+        block.store(tokens, p.queries, chunk.index * kChunk, channel, head);
         block.load(tokens, memory.k);
-        block.store(tokens, p.keys, of_chunk, channel, head);
+        block.store(tokens, p.keys, chunk.index * kChunk, channel, head);
         block.load(tokens, memory.k_after);
-        block.store(tokens, p.keys_after, of_chunk, channel, head);
+        block.store(tokens, p.keys_after, chunk.index * kChunk, channel, head);
         block.sync();
       }
       hide_others(weights);
-      block.store(weights, p.weights, of_chunk, 0, head);
+      block.store(weights, p.weights, chunk.index * kChunk, 0, head);
       RowVector<Target, float, Square> beta;
       block.load(beta, p.betas, chunk.first, head, chunk.batch);
       block.for_rows(beta, [&](int row, int, auto& value) {
         if (row >= size) value = 0.0f;
       });
-      block.store(beta, p.scale, of_chunk, head);
+      block.store(beta, p.scale, chunk.index * kChunk, head);
       block.map(a, beta, [](auto value, auto b) { return value * b; });
       hide_others(a);
-      block.store(a, p.matrices, of_chunk, 0, head);
+      block.store(a, p.matrices, chunk.index * kChunk, 0, head);
     }
 
    private:
