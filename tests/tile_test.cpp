@@ -675,7 +675,8 @@ TEST(BufferAnalysis, CountsTheProductsOfTheKernels) {
     bind(p.out, f32(100, 64));
     bind(p.last, f32(64, 64));
   });
-  EXPECT_EQ(delta.operations.all_products(), kBatch * 2 * 7 * 2 * 64 * 64 * 64) << "7 products in each of 2 chunks";
+  // The inverse: blocks of 16 and then of 32 are merged by two products each, of operands in two parts, whose product is three.
+  EXPECT_EQ(delta.operations.all_products(), kBatch * 2 * (7 + 2 * 2 * 3) * 2 * 64 * 64 * 64) << "19 products in each of 2 chunks";
 }
 
 // For the GPU.
