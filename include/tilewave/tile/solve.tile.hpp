@@ -16,7 +16,7 @@ TW_INLINE void transpose(auto& block, auto& from, auto& to, const auto& buffer) 
 
 /// Whether an element of a lower triangular matrix is between two neighbouring blocks of `size` rows, a power of two, of which the first
 /// has an even number: those that blocks of twice the size merge. Every element below the diagonal is so for one size.
-TW_INLINE constexpr bool couples_blocks(int row, int col, int size) { return row > col && ((row ^ col) & ~(size - 1)) == size; }
+TW_INLINE constexpr bool couples_blocks(int row, int col, int size) { return (row & size) != 0 && ((row ^ col) & ~(size - 1)) == size; }
 
 /// An N x N matrix in shared memory as the sum of `Parts` of bf16: two leave out 2^-17 of each element, three 2^-25.
 template <class Target, int N, int Parts>

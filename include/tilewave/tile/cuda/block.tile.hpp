@@ -212,7 +212,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void store(const F& from, const Buffer<T, R, C, contract>& to) const {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     Base::template own<F>();
-    store_pairs(at, from, to.tile());
+    store_pieces(at, from, to.tile());
   }
   /// to(col, row) = from(row, col).
   template <class F, class T, int R, int C, Contract contract>
@@ -225,7 +225,7 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void load(F& to, const Buffer<T, R, C, contract>& from) const {
     static_assert(F::rows == R && F::cols == C, "a Buffer has its Fragment's shape");
     Base::template own<F>();
-    load_pairs(at, to, from.tile());
+    load_pieces(at, to, from.tile());
   }
   /// Does nothing: on this target only threads read shared memory, so barriers are enough.
   TW_INLINE void fence() const {}

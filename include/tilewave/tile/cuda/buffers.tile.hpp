@@ -99,18 +99,22 @@ struct RowExchange {
   TW_INLINE T& at(int part, int row) const { return reinterpret_cast<T*>(shared_memory() + offset)[part * Tile::rows + row]; }
 };
 
-template <class T>
-struct alignas(2 * sizeof(T)) Pair {
-  T x, y;
-};
+/// Neighbours in a row that a thread copies between a tile in registers and one in shared memory at once: up to 16 bytes, which no swizzle
+/// divides.
+template <class F, class T>
+inline constexpr int piece_width = min(F::width, 16 / static_cast<int>(sizeof(T)));
 
-/// Copies a Fragment to a tile in shared memory, two neighbours at a time.
+/// Copies a tile in registers to one in shared memory.
 template <class F, class S>
-TW_INLINE void store_pairs(const Position& at, const F& from, S& to) {
+TW_INLINE void store_pieces(const Position& at, const F& from, S& to) {
   using T = typename S::Element;
+  constexpr int width = piece_width<F, T>;
   TW_UNROLL
-  for (int e = 0; e < F::size; e += 2)
-    *reinterpret_cast<Pair<T>*>(to.bytes + S::offset(F::row(at, e), F::col(at, e))) = {tw::to<T>(from.x[e]), tw::to<T>(from.x[e + 1])};
+  for (int e = 0; e < F::size; e += width) {
+    Words<T, width> words;
+    words.pack(from.x + e);
+    words.store(reinterpret_cast<T*>(to.bytes + S::offset(F::row(at, e), F::col(at, e))));
+  }
 }
 template <class F, class S>
 TW_INLINE void store_transposed_elements(const Position& at, const F& from, S& to) {
@@ -119,13 +123,14 @@ TW_INLINE void store_transposed_elements(const Position& at, const F& from, S& t
   for (int e = 0; e < F::size; ++e) to.at(F::col(at, e), F::row(at, e)) = tw::to<T>(from.x[e]);
 }
 template <class F, class S>
-TW_INLINE void load_pairs(const Position& at, F& to, const S& from) {
+TW_INLINE void load_pieces(const Position& at, F& to, const S& from) {
   using T = typename S::Element;
+  constexpr int width = piece_width<F, T>;
   TW_UNROLL
-  for (int e = 0; e < F::size; e += 2) {
-    const Pair<T> pair = *reinterpret_cast<const Pair<T>*>(from.bytes + S::offset(F::row(at, e), F::col(at, e)));
-    to.x[e] = tw::to<typename F::Element>(pair.x);
-    to.x[e + 1] = tw::to<typename F::Element>(pair.y);
+  for (int e = 0; e < F::size; e += width) {
+    const auto piece = *reinterpret_cast<const Piece<T, width>*>(from.bytes + S::offset(F::row(at, e), F::col(at, e)));
+    TW_UNROLL
+    for (int n = 0; n < width; ++n) to.x[e + n] = tw::to<typename F::Element>(piece.x[n]);
   }
 }
 

@@ -275,7 +275,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
                              ptx::pack<T>(x[6], x[7]));
       });
     } else {
-      cuda::store_pairs(at, from, to.tile());
+      cuda::store_pieces(at, from, to.tile());
     }
   }
   /// to(col, row) = from(row, col).
@@ -304,7 +304,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
         for (int n = 0; n < 8; ++n) x[n] = static_cast<float>(bit_cast<T>(static_cast<u16>(pairs[n / 2] >> n % 2 * 16)));
       });
     } else {
-      cuda::load_pairs(at, to, from.tile());
+      cuda::load_pieces(at, to, from.tile());
     }
   }
   template <class T, int R, int C>
