@@ -27,34 +27,44 @@ inline constexpr int kLevels = 6;
 /// Neighbouring tokens: a thread computes the decays of one channel for all of them.
 inline constexpr int kRun = 16;
 inline constexpr int kRuns = kChunk / kRun;
-/// Levels whose operands are in shared memory together.
-inline constexpr int kTogether = 2;
 
-/// The decays of a channel along a run of kRun tokens, in blocks of 1, 2, 4, ... of them: since a block's first token (with its own gate),
-/// and until its last one (with those of the tokens after).
+/// put(i, factor) for `count` tokens from `first` on: `factor` times their decays since the first one, with its own.
 template <class X>
-struct Decays {
-  X since[kRun], until[kRun];
-
-  /// Blocks of one token, of the tokens from `first` on.
-  TW_INLINE Decays(const auto& decays, int first, int channel) {
-    TW_UNROLL
-    for (int i = 0; i < kRun; ++i) {
-      since[i] = decays.at(first + i, channel) * 1.0f;
-      until[i] = 1.0f;
-    }
+TW_INLINE void since_first(const auto& decays, int first, int count, X factor, auto put) {
+  TW_UNROLL
+  for (int i = first; i < first + count; ++i) {
+    factor = factor * decays[i];
+    put(i, factor);
   }
-  /// Makes one block of every two of `half` tokens.
-  TW_INLINE void merge(int half) {
-    const auto last_of_first = [half](int i) { return i / (2 * half) * 2 * half + half - 1; };
-    TW_UNROLL
-    for (int i = 0; i < kRun; ++i)
-      if ((i & half) == 0) until[i] = until[i] * since[last_of_first(i) + half];
-    TW_UNROLL
-    for (int i = 0; i < kRun; ++i)
-      if ((i & half) != 0) since[i] = since[i] * since[last_of_first(i)];
+}
+/// The same with their decays until the last one, without their own.
+template <class X>
+TW_INLINE void until_last(const auto& decays, int first, int count, X factor, auto put) {
+  TW_UNROLL
+  for (int i = first + count - 1; i >= first; --i) {
+    put(i, factor);
+    factor = factor * decays[i];
   }
-};
+}
+/// The decays of a chunk's gates, in a Buffer. A token after the sequence's last one has none: 1.
+TW_INLINE void load_decays(auto& block, auto& tile, const auto& gates, const auto& chunk, int channel, int head, const auto& decays) {
+  block.load(tile, gates, chunk.first, channel, head, chunk.batch);
+  block.for_each(tile, [&](int row, int, auto& gate) {
+    if (gate < kLowestGate) gate = kLowestGate;
+    gate = row < chunk.size ? exp(gate) : 1.0f;
+  });
+  block.store(tile, decays);
+}
+/// The decay of the runs before a run, or after it, in its block of `runs`, from those of whole runs of `channels` channels.
+template <int channels>
+TW_INLINE auto decay_beside(const auto& totals, int run, int channel, int runs, bool before) {
+  remove_const_reference<decltype(totals[0] * 1.0f)> product = 1.0f;
+  TW_UNROLL
+  for (int other = 0; other < kRuns; ++other) {
+    if ((other ^ run) < runs && (before ? other < run : other > run)) product = product * totals[other * channels + channel];
+  }
+  return product;
+}
 
 /// Of each chunk and head: A, P, and the operands of the chunk's other products, exp(G) K, exp(G) Q and
 /// exp(G_last - G) K. Tokens after the chunk's last one get a beta and operands of 0. It takes kSlice channels at a time. `Blocks`
@@ -70,6 +80,8 @@ struct PrepareChannels {
     static constexpr int min_blocks = Blocks;
     using Gates = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 4>;
     using Tokens = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 8>;
+    using Held = Rows<Target, T, kChunk, kSlice, 4 * warpgroups, 8>;  ///< in half the registers
+    using Square = Fragment<Target, float, kChunk, kChunk, warpgroups>;
     struct Params {
       Global<Target, const T, Tokens> q, k;                 ///< [batch, head of keys, token, dim]
       Global<Target, const float, Gates> gates;             ///< [batch, head, token, dim]
@@ -84,11 +96,23 @@ struct PrepareChannels {
       int group;   ///< heads that share a key
     };
     struct Memory {
-      Buffer<Target, float, kChunk, kSlice> decays;
+      Buffer<Target, float, kChunk, kSlice> decays, factors, more_factors;
       VectorBuffer<Target, float, kRuns * kSlice> totals;  ///< of whole runs
-      Buffer<Target, T, kChunk, kSlice> q, k, k_after;
-      Buffer<Target, T, kChunk, 2 * kTogether * kSlice> scaled;  ///< queries and keys of one level after the other
-      explicit constexpr Memory(auto& block) : decays(block), totals(block), q(block), k(block), k_after(block), scaled(block) {}
+      Buffer<Target, T, kChunk, kSlice> q, k;
+      Buffer<Target, T, kChunk, kSlice> scaled_q, scaled_k, more_scaled_q, more_scaled_k;
+      VectorBuffer<Target, float, kChunk> diagonal;
+      explicit constexpr Memory(auto& block)
+          : decays(block),
+            factors(block),
+            more_factors(block),
+            totals(block),
+            q(block),
+            k(block),
+            scaled_q(block),
+            scaled_k(block),
+            more_scaled_q(block),
+            more_scaled_k(block),
+            diagonal(block) {}
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
       const auto chunk = p.sequences.chunk(t);
@@ -97,49 +121,56 @@ struct PrepareChannels {
       if (size <= 0) return;
       const auto hide_others = [&](auto& tile) {
         block.for_each(tile, [&](int row, int, auto& value) {
-          if (row >= size) value = 0.0f;
+          if (row >= size) value = to<remove_const_reference<decltype(value)>>(0.0f);
         });
       };
       Square a, weights;
       block.fill(a, 0.0f);
       block.fill(weights, 0.0f);
-      // Counted down, and without an index of the chunk's first token: with either, the kernel spills where two blocks share an SM.
       TW_NO_UNROLL
-      for (int slices = ceil_div(p.queries.cols, kSlice); slices > 0; --slices) {
+      for (int slices = p.queries.cols / kSlice; slices > 0; --slices) {
         const int channel = p.queries.cols - slices * kSlice;
         {
           Gates decays;
-          block.load(decays, p.gates, chunk.first, channel, head, chunk.batch);
-          block.for_each(decays, [&](int row, int, auto& gate) {
-            if (gate < kLowestGate) gate = kLowestGate;
-            gate = row < size ? exp(gate) : 1.0f;
-          });
-          block.store(decays, memory.decays);
+          load_decays(block, decays, p.gates, chunk, channel, head, memory.decays);
         }
-        Tokens tokens;
-        block.load(tokens, p.q, chunk.first, channel, head_of_keys, chunk.batch);
-        hide_others(tokens);
-        block.store(tokens, memory.q);
-        block.load(tokens, p.k, chunk.first, channel, head_of_keys, chunk.batch);
-        hide_others(tokens);
-        share(block, tokens, memory.k);
-        Square x;
-        // The tokens' queries with their own keys.
-        block.mma(x, memory.q, memory.k, true);
-        block.wait(leave<0>, x);
-        add_if(block, weights, x, [](int row, int col) { return row == col; });
-        add_levels<0>(block, a, weights, memory);
-        block.parallel(min(p.queries.cols - channel, kSlice), [&](int n) {
-          p.whole[(static_cast<i64>(head) * p.chunks + chunk.index) * p.queries.cols + channel + n] = memory.decays.at(kChunk - 1, n);
-        });
-        block.load(tokens, memory.q);
-        block.store(tokens, p.queries, chunk.index * kChunk, channel, head);
-        block.load(tokens, memory.k);
-        block.store(tokens, p.keys, chunk.index * kChunk, channel, head);
-        block.load(tokens, memory.k_after);
-        block.store(tokens, p.keys_after, chunk.index * kChunk, channel, head);
+        Held q, k;
+        block.load(q, p.q, chunk.first, channel, head_of_keys, chunk.batch);
+        hide_others(q);
+        block.store(q, memory.q);
+        block.load(k, p.k, chunk.first, channel, head_of_keys, chunk.batch);
+        hide_others(k);
+        block.store(k, memory.k);
         block.sync();
+        add_levels(block, a, weights, memory);
+        put_factors<kLevels>(block, memory);
+        block.load(q, memory.q);
+        block.load(k, memory.k);
+        // The tokens' queries with their own keys.
+        RowVector<Target, float, Tokens> diagonal;
+        block.fill(diagonal, 0.0f);
+        if (slices * kSlice < p.queries.cols) block.load(diagonal, memory.diagonal);
+        Tokens x, scaled;
+        block.map(x, q, k, multiply);
+        block.rows(x, [&](int i, auto row) { diagonal[i] = diagonal[i] + row.sum(); });
+        block.load(x, memory.factors);
+        block.map(scaled, q, x, multiply);
+        block.store(scaled, p.queries, chunk.index * kChunk, channel, head);
+        block.map(x, k, times);
+        block.store(x, p.keys, chunk.index * kChunk, channel, head);
+        block.load(x, memory.more_factors);
+        block.map(x, k, times);
+        block.store(x, p.keys_after, chunk.index * kChunk, channel, head);
+        block.parallel(kSlice, [&](int n) {
+          p.whole[(static_cast<i64>(head) * p.chunks + chunk.index) * p.queries.cols + channel + n] = memory.factors.at(kChunk - 1, n);
+        });
+        block.sync();
+        block.store(diagonal, memory.diagonal);
       }
+      block.sync();
+      block.for_each(weights, [&](int row, int col, auto& value) {
+        if (row == col) value = memory.diagonal[row];
+      });
       hide_others(weights);
       block.store(weights, p.weights, chunk.index * kChunk, 0, head);
       RowVector<Target, float, Square> beta;
@@ -154,95 +185,95 @@ struct PrepareChannels {
     }
 
    private:
-    using Square = Fragment<Target, float, kChunk, kChunk, warpgroups>;  // tokens by tokens, or by channels
-    static_assert(kSlice == kChunk);
+    static constexpr auto times = [](auto x, auto y) { return x * to<float>(y); };
+    static constexpr auto multiply = [](auto, auto x, auto y) { return to<float>(x) * to<float>(y); };
 
-    /// Adds the products of the levels from `first` on to A, without beta, and P.
-    template <int first>
+    /// Adds the products of the levels to A, without beta, and P: two levels at a time.
     TW_INLINE static void add_levels(auto& block, Square& a, Square& weights, Memory& memory) {
-      if constexpr (first < kLevels) {
-        if constexpr (first > 0) block.sync();  // the products before have read `scaled`
-        scale_levels<first>(block, memory);
+      TW_NO_UNROLL
+      for (int level = 0; level < kLevels; level += 2) {
+        if (level == 0)
+          put_factors<0>(block, memory);
+        else if (level == 2)
+          put_factors<2>(block, memory);
+        else
+          put_factors<4>(block, memory);
+        Held q, k;
+        block.load(q, memory.q);
+        block.load(k, memory.k);
+        scale(block, q, k, memory.factors, memory.scaled_q, memory.scaled_k);
+        scale(block, q, k, memory.more_factors, memory.more_scaled_q, memory.more_scaled_k);
         block.fence();
         block.sync();
-        add_products<first, 0>(block, a, weights, memory);
-        add_levels<first + kTogether>(block, a, weights, memory);
+        add_products(block, a, weights, memory.scaled_q, memory.scaled_k, 1 << level);
+        add_products(block, a, weights, memory.more_scaled_q, memory.more_scaled_k, 2 << level);
+        block.sync();
       }
     }
-    /// The operands of the levels from `first` on. At the last ones the decays become exp(G), and q, k and k_after the operands of the
-    /// chunk's other products.
-    template <int first>
-    TW_INLINE static void scale_levels(auto& block, Memory& memory) {
+    /// The factors of a level, and of the next one. Of kLevels, exp(G) and exp(G_last - G).
+    template <int level>
+    TW_INLINE static void put_factors(auto& block, Memory& memory) {
       using X = remove_const_reference<decltype(memory.decays.at(0, 0) * 1.0f)>;
-      const auto scale_run = [&](int n) {
-        const int channel = n % kSlice, run = n / kSlice, token = run * kRun;
-        // The decay of the runs before or after this one in its block of `runs`.
-        const auto beside = [&](int runs, bool before) {
-          X product = 1.0f;
-          TW_UNROLL
-          for (int other = 0; other < kRuns; ++other) {
-            if ((other ^ run) < runs && (before ? other < run : other > run)) product = product * memory.totals[other * kSlice + channel];
-          }
-          return product;
-        };
-        Decays<X> decays(memory.decays, token, channel);
-        TW_UNROLL
-        for (int level = 0; level < kLevels; ++level) {
-          const int half = 1 << level;
-          if (level >= first && level < first + kTogether) {
-            const int col = 2 * (level - first) * kSlice + channel;
-            const bool second = (token & half) != 0;
-            const X rest = half > kRun ? beside(half / kRun, second) : X(1.0f);
+      block.update(
+          kRuns * kSlice,
+          [&](int n) {
+            const int channel = n % kSlice, run = n / kSlice, token = run * kRun;
+            const auto put_in = [&](const auto& factors) { return [&](int i, X factor) { factors.at(token + i, channel) = factor; }; };
+            const auto beside = [&](int runs, bool before) { return decay_beside<kSlice>(memory.totals, run, channel, runs, before); };
+            X decays[kRun];
             TW_UNROLL
-            for (int i = 0; i < kRun; ++i) {
-              const X factor = rest * (((token + i) & half) != 0 ? decays.since[i] : decays.until[i]);
-              put(memory.scaled, token + i, col, get(memory.q, token + i, channel) * factor);
-              put(memory.scaled, token + i, col + kSlice, get(memory.k, token + i, channel) * factor);
+            for (int i = 0; i < kRun; ++i) decays[i] = memory.decays.at(token + i, channel);
+            if constexpr (level == 0) {
+              X whole = 1.0f;
+              since_first(decays, 0, kRun, X(1.0f), [&](int, X factor) { whole = factor; });
+              memory.totals[n] = whole;
             }
-          }
-          if (half < kRun) decays.merge(half);
-        }
-        if (first == 0) memory.totals[n] = decays.since[kRun - 1];
-        if (first + kTogether < kLevels) return;
-        const X before = beside(kRuns, true), after = beside(kRuns, false);
-        TW_UNROLL
-        for (int i = 0; i < kRun; ++i) {
-          const X since = decays.since[i] * before;
-          const auto key = get(memory.k, token + i, channel);
-          memory.decays.at(token + i, channel) = since;
-          put(memory.q, token + i, channel, get(memory.q, token + i, channel) * since);
-          put(memory.k, token + i, channel, key * since);
-          put(memory.k_after, token + i, channel, key * (decays.until[i] * after));
-        }
-      };
-      if constexpr (first + kTogether < kLevels)
-        block.update(memory.scaled, kRuns * kSlice, scale_run);
-      else
-        block.update(kRuns * kSlice, scale_run, memory.scaled, memory.decays, memory.q, memory.k, memory.k_after);
+            if constexpr (level == kLevels) {
+              since_first(decays, 0, kRun, beside(kRuns, true), put_in(memory.factors));
+              until_last(decays, 0, kRun, beside(kRuns, false), put_in(memory.more_factors));
+            } else {
+              put_level<(1 << level)>(decays, token, put_in(memory.factors), beside);
+              put_level<(2 << level)>(decays, token, put_in(memory.more_factors), beside);
+            }
+          },
+          memory.decays, memory.factors, memory.more_factors);
     }
-    TW_INLINE static auto get(const auto& buffer, int row, int col) { return tw::to<float>(buffer.at(row, col)); }
-    TW_INLINE static void put(const auto& buffer, int row, int col, auto value) { buffer.at(row, col) = tw::to<T>(value); }
-    template <int first, int n>
-    TW_INLINE static void add_products(auto& block, Square& a, Square& weights, Memory& memory) {
-      if constexpr (n < kTogether) {
-        const auto q = view_columns<2 * n * kSlice, kSlice>(memory.scaled);
-        const auto k = view_columns<(2 * n + 1) * kSlice, kSlice>(memory.scaled);
-        Square of_keys, of_queries;
-        block.mma(of_keys, k, k, true);
-        block.mma(of_queries, q, k, true);
-        const auto is_in_level = [](int row, int col) { return couples_blocks(row, col, 1 << (first + n)); };
-        block.wait(leave<1>, of_keys);
-        add_if(block, a, of_keys, is_in_level);
-        block.wait(leave<0>, of_queries);
-        add_if(block, weights, of_queries, is_in_level);
-        add_products<first, n + 1>(block, a, weights, memory);
+    template <int half, class X>
+    TW_INLINE static void put_level(const X (&decays)[kRun], int token, auto put, auto beside) {
+      if constexpr (half < kRun) {
+        TW_UNROLL
+        for (int first = 0; first < kRun; first += 2 * half) {
+          until_last(decays, first, half, X(1.0f), put);
+          since_first(decays, first + half, half, X(1.0f), put);
+        }
+      } else {
+        if ((token & half) != 0)
+          since_first(decays, 0, kRun, beside(half / kRun, true), put);
+        else
+          until_last(decays, 0, kRun, beside(half / kRun, false), put);
       }
     }
-    /// Adds those elements of the product that `wanted(row, col)` holds for.
-    TW_INLINE static void add_if(auto& block, Square& sum, Square& product, auto wanted) {
-      block.for_each(sum, product, [&](int row, int col, auto& x, auto& y) {
-        if (wanted(row, col)) x = x + y;
-      });
+    /// Queries and keys times a level's factors.
+    TW_INLINE static void scale(auto& block, const Held& q, const Held& k, const auto& factors, const auto& scaled_q,
+                                const auto& scaled_k) {
+      Tokens factor, scaled;
+      block.load(factor, factors);
+      block.map(scaled, q, factor, multiply);
+      block.store(scaled, scaled_q);
+      block.map(factor, k, times);
+      block.store(factor, scaled_k);
+    }
+    TW_INLINE static void add_products(auto& block, Square& a, Square& weights, const auto& q, const auto& k, int half) {
+      Square of_keys, of_queries;
+      block.mma(of_keys, k, k, true);
+      block.mma(of_queries, q, k, true);
+      const auto add_level = [half](int row, int col, auto& sum, auto& product) {
+        if (couples_blocks(row, col, half)) sum = sum + product;
+      };
+      block.wait(leave<1>, of_keys);
+      block.for_each(a, of_keys, add_level);
+      block.wait(leave<0>, of_queries);
+      block.for_each(weights, of_queries, add_level);
     }
   };
 };

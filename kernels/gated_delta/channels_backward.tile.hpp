@@ -26,44 +26,6 @@ inline constexpr int kMostChannels = 128;
 /// Channels that ChannelGradients does at a time: it holds five tiles of them in registers.
 inline constexpr int kNarrowSlice = 32;
 
-/// sums(i) = the sum of the gates of tokens first to i, for i from `first` to end - 1.
-TW_INLINE void sum_up_to(const auto& gates, const auto& sums, int channel, int first, int end) {
-  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
-  TW_NO_UNROLL
-  for (int i = first; i < end; ++i) {
-    sum = sum + gates.at(i, channel);
-    sums.at(i, channel) = sum;
-  }
-}
-/// sums(i) = the sum of the gates of tokens i + 1 to end - 1.
-TW_INLINE void sum_after(const auto& gates, const auto& sums, int channel, int first, int end) {
-  decltype(gates.at(0, 0) + 0.0f) sum = 0.0f;
-  TW_NO_UNROLL
-  for (int i = end - 1; i >= first; --i) {
-    sums.at(i, channel) = sum;
-    sum = sum + gates.at(i, channel);
-  }
-}
-/// The exponents of a level: up to each token of a second block, after each token of a first one.
-TW_INLINE void sum_of_level(auto& block, const auto& gates, const auto& sums, int half) {
-  constexpr int channels = remove_const_reference<decltype(sums)>::cols;
-  block.update(sums, kChunk / (2 * half) * channels, [&](int n) {
-    const int channel = n % channels, first = n / channels * 2 * half;
-    sum_after(gates, sums, channel, first, first + half);
-    sum_up_to(gates, sums, channel, first + half, first + 2 * half);
-  });
-}
-/// Gates of a chunk's tokens, in a Buffer; those of tokens after the last one are 0.
-TW_INLINE void load_gates(auto& block, auto& fragment, const auto& from, const auto& chunk, int channel, int head, const auto& gates) {
-  block.load(fragment, from, chunk.first, channel, head, chunk.batch);
-  block.for_each(fragment, [&](int row, int, auto& gate) {
-    if (gate < kLowestGate) gate = kLowestGate;
-    if (row >= chunk.size) gate = 0.0f;
-  });
-  block.store(fragment, gates);
-  block.sync();
-}
-
 /// WalkChannels without outputs: the state before each chunk, and the chunk's U. Rows of U after a sequence's last token are 0.
 template <class T, int D, int Slice, int Stages>
 struct StatesChannels {
@@ -416,7 +378,8 @@ struct ValueGradients {
   };
 };
 
-/// dQ, dK, dbeta and dg of a chunk and head from what ValueGradients leaves. A step is kNarrowSlice channels.
+/// dQ, dK, dbeta and dg of a chunk and head from what ValueGradients leaves, kNarrowSlice channels at a time. A thread adds up the pairs of
+/// a run's tokens for its channel. Pairs of tokens in two runs are in the two upper levels, which are products.
 template <class T, class Beta>
 struct ChannelGradients {
   static constexpr const char* source = kChannelsBackwardSource;
@@ -424,188 +387,315 @@ struct ChannelGradients {
   template <class Target>
   struct On {
     static constexpr int rows = kChunk;
-    using Tokens = Shared<Target, T, kChunk, kNarrowSlice>;
-    static constexpr int min_blocks = 2;  // chains of short steps: another block runs meanwhile
-    static constexpr bool moves_registers = true;
-    using Square = Fragment<Target, float, kChunk, kChunk>;
+    static constexpr int min_blocks = 2;                // chains of short steps: another block runs meanwhile
+    static constexpr int items = kRuns * kNarrowSlice;  ///< a run's tokens of a channel are an item
+    using Gates = Rows<Target, float, kChunk, kNarrowSlice, 4, 4>;
+    using Tokens = Rows<Target, float, kChunk, kNarrowSlice, 4, 8>;
+    using Pairs = Rows<Target, float, kChunk, kChunk, 4, 8>;
     using Part = Fragment<Target, float, kChunk, kNarrowSlice>;
     struct Params {
-      Global<Target, const T, Tokens> q, k;                     ///< [batch, head of keys, token, dim]
-      Global<Target, const float> gates;                        ///< [batch, head, token, dim]
-      Global<Target, const float> scale;                        ///< [chunk * 64, head]: beta
-      Global<Target, const T> d_queries, d_keys, d_keys_after;  ///< [head, chunk * 64, dim]: S dO, -S Y, D U
-      Global<Target, const T> w, x;                             ///< [head, chunk * 64, 64]
-      Global<Target, const float> values_y;                     ///< [chunk * 64, head]: rows of Y V
-      Pointer<Target, const float> whole, d_whole;              ///< [head, chunk, kMostChannels]: exp(G_last), rows of S D
-      Global<Target, T> dq, dk;                                 ///< [batch, head, token, dim]
-      Global<Target, Beta> d_beta;                              ///< [batch, token, head]
-      Global<Target, float> dg;                                 ///< [batch, head, token, dim], or none
+      Global<Target, const T, Tokens> q, k;                             ///< [batch, head of keys, token, dim]
+      Global<Target, const float, Gates> gates;                         ///< [batch, head, token, dim]
+      Global<Target, const float> scale;                                ///< [chunk * 64, head]: beta
+      Global<Target, const T, Tokens> d_queries, d_keys, d_keys_after;  ///< [head, chunk * 64, dim]: S dO, -S Y, D U
+      Global<Target, const T, Pairs> w, x;                              ///< [head, chunk * 64, 64]
+      Global<Target, const float> values_y;                             ///< [chunk * 64, head]: rows of Y V
+      Pointer<Target, const float> whole, d_whole;                      ///< [head, chunk, kMostChannels]: exp(G_last), rows of S D
+      Global<Target, T, Tokens> dq, dk;                                 ///< [batch, head, token, dim]
+      Global<Target, Beta> d_beta;                                      ///< [batch, token, head]
+      Global<Target, float, Gates> dg;                                  ///< [batch, head, token, dim], or none
       Sequences<Target> sequences;
       int group;   ///< heads that share a key
       int chunks;  ///< of all sequences
     };
-    struct Work {
-      typename Sequences<Target>::Chunk chunk;
-      int head;
-    };
-    struct Slot {
-      Tokens q, k;
-    };
     struct Memory {
-      Ring<Target, Slot, 1> slots;
-      Buffer<Target, float, kChunk, kNarrowSlice> gates, sums;
+      Buffer<Target, float, kChunk, kNarrowSlice> decays, dq, z, m;
       Buffer<Target, T, kChunk, kNarrowSlice> q, k;
       Buffer<Target, T, kChunk, kChunk> w, x, scaled_x;
+      VectorBuffer<Target, float, kRuns * kRun * kRun> w_of_runs, x_of_runs;
+      VectorBuffer<Target, float, kChunk> betas;
+      VectorBuffer<Target, float, items> totals, totals_of_last;
       explicit constexpr Memory(auto& block)
-          : slots(block), gates(block), sums(block), q(block), k(block), w(block), x(block), scaled_x(block) {}
+          : decays(block),
+            dq(block),
+            z(block),
+            m(block),
+            q(block),
+            k(block),
+            w(block),
+            x(block),
+            scaled_x(block),
+            w_of_runs(block),
+            x_of_runs(block),
+            betas(block),
+            totals(block),
+            totals_of_last(block) {}
     };
-    struct State {};
-    TW_INLINE static Work work(const Params& p, Tile t) { return {p.sequences.chunk(t), t.batch}; }
-    TW_INLINE static int steps(const Params& p, const Work& w) { return w.chunk.size > 0 ? ceil_div(p.k.cols, kNarrowSlice) : 0; }
-    TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
-      const int head = static_cast<int>(static_cast<u32>(w.head) / static_cast<u32>(p.group));
-      producer.put(memory.slots, [&](auto copy, Slot& slot) {
-        copy.tile(p.q, slot.q, w.chunk.first, step * kNarrowSlice, head, w.chunk.batch);
-        copy.tile(p.k, slot.k, w.chunk.first, step * kNarrowSlice, head, w.chunk.batch);
-      });
-    }
-    TW_INLINE static void compute(auto& block, const Params& p, const Work& work, Memory& memory, State&) {
-      const auto& c = work.chunk;
-      const int size = c.size, of_chunk = c.index * kChunk, n = steps(p, work);
+    TW_INLINE static void compute(auto& block, const Params& p, Tile tile, Memory& memory) {
+      const auto chunk = p.sequences.chunk(tile);
+      const int size = chunk.size, of_chunk = chunk.index * kChunk, head = tile.batch;
+      const int head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group));
       if (size <= 0) return;
-      const auto token_of = [&](int row) { return row < size ? c.first + row : -1; };
-      RowVector<Target, float, Square> beta, d_beta, diagonal;
-      block.load(beta, p.scale, of_chunk, work.head);
-      block.load(d_beta, p.values_y, of_chunk, work.head);
-      {
-        Square w;
-        block.load(w, p.w, of_chunk, 0, work.head);
-        block.for_each(w, [](int row, int col, auto& value) {
-          if (row != col) value = 0.0f;
+      // Tokens after a sequence's last one may be another sequence's, and NaN.
+      const auto load_tokens = [&](Tokens& to, const auto& from, int channel) {
+        block.load(to, from, chunk.first, channel, head_of_keys, chunk.batch);
+        block.for_each(to, [&](int row, int, auto& value) {
+          if (row >= size) value = 0.0f;
         });
-        block.rows(w, [&](int i, auto row) { diagonal[i] = row.sum(); });
-      }
+      };
+      const auto only_chunk = [&](auto tensor) {
+        tensor.rows = chunk.first + size;
+        return tensor;
+      };
+      RowVector<Target, float, Tokens> beta, d_beta, diagonal;
+      block.load(beta, p.scale, of_chunk, head);
+      block.store(beta, memory.betas);
+      block.load(d_beta, p.values_y, of_chunk, head);
+      put_runs(block, p.w, of_chunk, head, memory.w_of_runs);
+      put_runs(block, p.x, of_chunk, head, memory.x_of_runs);
+      block.sync();
+      block.for_rows(diagonal, [&](int row, int, auto& value) { value = memory.w_of_runs[row * kRun + row % kRun]; });
       TW_NO_UNROLL
-      for (int step = 0; step < n; ++step) {
-        const int channel = step * kNarrowSlice;
-        Slot& slot = block.take(memory.slots);
-        Part dq, z, m, t, factors;
-        load_gates(block, t, p.gates, c, channel, work.head, memory.gates);
-        block.fill(dq, 0.0f);
-        block.fill(z, 0.0f);
-        block.fill(m, 0.0f);
-        const auto add = [](auto sum, auto product, auto factor) { return sum + factor * product; };
+      for (int channel = 0; channel < p.k.cols; channel += kNarrowSlice) {
+        Gates gates;
+        Tokens q, k, t;
+        load_decays(block, gates, p.gates, chunk, channel, head, memory.decays);
+        load_tokens(q, p.q, channel);
+        load_tokens(k, p.k, channel);
+        block.store(q, memory.q);
+        block.store(k, memory.k);
+        block.sync();
+        add_pairs_of_runs(block, memory);
+        Part of_queries, of_keys, of_keys_after;
+        block.load(of_queries, memory.dq);
+        block.load(of_keys, memory.z);
+        block.load(of_keys_after, memory.m);
+        block.sync();
         TW_NO_UNROLL
-        for (int half = kChunk / 2; half > 0; half /= 2) {
-          const auto keep_level = [half](int row, int col, auto& value) {
-            if (!couples_blocks(row, col, half)) value = 0.0f;
-          };
-          sum_of_level(block, memory.gates, memory.sums, half);
-          load_factors(block, factors, memory.sums);
-          load_tokens(block, t, slot.q, size);
-          block.map(t, factors, [](auto x, auto factor) { return x * factor; });
-          block.store(t, memory.q);
-          load_tokens(block, t, slot.k, size);
-          block.map(t, factors, [](auto x, auto factor) { return x * factor; });
+        for (int half = kRun; half < kChunk; half *= 2) {
+          put_factors(block, memory, half);
+          block.load(t, memory.dq);
+          const auto times = [](auto x, auto factor) { return x * factor; };
+          Tokens scaled = q;
+          block.map(scaled, t, times);
+          block.store(scaled, memory.q);
+          block.map(t, k, times);
           block.store(t, memory.k);
-          Square pairs;
-          block.load(pairs, p.w, of_chunk, 0, work.head);
-          block.for_each(pairs, keep_level);
-          block.store(pairs, memory.w);
-          block.load(pairs, p.x, of_chunk, 0, work.head);
-          block.for_each(pairs, keep_level);
-          block.store(pairs, memory.x);
-          block.map(pairs, beta, [](auto x, auto b) { return x * b; });
-          share(block, pairs, memory.scaled_x);
-          block.mma(t, memory.w, view<Contract::rows>(memory.k), true);
-          block.wait(leave<0>, t);
-          block.map(dq, t, factors, add);
-          block.mma(t, memory.x, view<Contract::rows>(memory.k), true);
-          block.wait(leave<0>, t);
-          block.map(z, t, factors, add);
-          block.mma(t, view<Contract::rows>(memory.w), view<Contract::rows>(memory.q), true);
-          block.mma(t, view<Contract::rows>(memory.scaled_x), view<Contract::rows>(memory.k), false);
-          block.wait(leave<0>, t);
-          block.map(m, t, factors, add);
+          put_pairs(block, p, memory, of_chunk, head, half);
+          block.fence();
+          block.sync();
+          Part factors, x, y, z;
+          block.load(factors, memory.dq);
+          const auto add = [](auto sum, auto product, auto factor) { return sum + factor * product; };
+          block.mma(x, memory.w, view<Contract::rows>(memory.k), true);
+          block.mma(y, memory.x, view<Contract::rows>(memory.k), true);
+          block.mma(z, view<Contract::rows>(memory.w), view<Contract::rows>(memory.q), true);
+          block.mma(z, view<Contract::rows>(memory.scaled_x), view<Contract::rows>(memory.k), false);
+          block.wait(leave<0>, x, y, z);
+          block.map(of_queries, x, factors, add);
+          block.map(of_keys, y, factors, add);
+          block.map(of_keys_after, z, factors, add);
+          block.sync();
         }
-        block.update(memory.sums, kNarrowSlice, [&](int i) { sum_up_to(memory.gates, memory.sums, i, 0, kChunk); });
-        load_factors(block, factors, memory.sums);
-        block.load(t, p.d_queries, of_chunk, channel, work.head);
-        block.map(dq, t, factors, add);
-        block.load(t, p.d_keys, of_chunk, channel, work.head);
-        block.map(z, t, factors, add);
+        block.store(of_queries, memory.dq);
+        block.store(of_keys, memory.z);
+        block.store(of_keys_after, memory.m);
+        block.load(t, p.d_queries, of_chunk, channel, head);
+        block.store(t, memory.q);
+        block.load(t, p.d_keys, of_chunk, channel, head);
+        block.store(t, memory.k);
         block.sync();
-        block.update(memory.sums, kNarrowSlice, [&](int i) { sum_after(memory.gates, memory.sums, i, 0, kChunk); });
-        load_factors(block, factors, memory.sums);
-        block.load(t, p.d_keys_after, of_chunk, channel, work.head);
-        block.map(t, factors, [](auto g, auto factor) { return g * factor; });
-        block.map(m, t, [](auto sum, auto more) { return sum + more; });
-        // Of G_last, then of each G. The gates have been used.
-        Part x;
-        load_tokens(block, x, slot.k, size);
-        block.map(t, x, [](auto g, auto key) { return g * key; });
+        add_of_state(block, memory);
+        block.load(t, p.d_keys_after, of_chunk, channel, head);
+        block.store(t, memory.q);
+        block.store(k, memory.k);
         block.sync();
-        block.store(t, memory.gates);
-        block.map(x, z, [](auto key, auto g) { return key * g; });
-        RowVector<Target, float, Part> along;
-        block.rows(x, [&](int i, auto row) { along[i] = row.sum(); });
-        block.for_rows(d_beta, [&](int, int i, auto& sum) { sum = sum + along[i]; });
+        add_of_next_state(block, memory);
+        Tokens dq, z, m;
+        block.load(dq, memory.dq);
+        block.load(z, memory.z);
+        block.load(m, memory.m);
+        t = k;
+        block.map(t, z, [](auto key, auto g) { return key * g; });
+        block.rows(t, [&](int i, auto row) { d_beta[i] = d_beta[i] + row.sum(); });
         block.map(z, beta, [](auto g, auto b) { return g * b; });
-        load_tokens(block, x, slot.k, size);
-        load_tokens(block, t, slot.q, size);
+        t = q;
         block.map(t, dq, [](auto query, auto g) { return query * g; });
-        block.map(t, x, z, m, [](auto sum, auto key, auto plus, auto minus) { return sum + key * (plus - minus); });
-        block.store(t, memory.sums);
+        block.map(t, k, z, m, [](auto sum, auto key, auto plus, auto minus) { return sum + key * (plus - minus); });
+        block.sync();
+        block.store(t, memory.dq);
         // A token's query with its own key has no decay.
-        block.map(dq, x, diagonal, [](auto sum, auto key, auto w) { return sum + w * key; });
-        block.scatter(dq, p.dq, token_of, channel, work.head, c.batch);
-        load_tokens(block, t, slot.q, size);
-        block.map(m, t, diagonal, [](auto sum, auto query, auto w) { return sum + w * query; });
+        block.map(dq, k, diagonal, [](auto sum, auto key, auto w) { return sum + w * key; });
+        block.store(dq, only_chunk(p.dq), chunk.first, channel, head, chunk.batch);
+        block.map(m, q, diagonal, [](auto sum, auto query, auto w) { return sum + w * query; });
         block.map(m, z, [](auto minus, auto plus) { return minus + plus; });
-        block.scatter(m, p.dk, token_of, channel, work.head, c.batch);
+        block.store(m, only_chunk(p.dk), chunk.first, channel, head, chunk.batch);
         block.sync();
         if (p.dg.cols > 0) {
-          sum_gradients(block, p, memory, c.index, channel, work.head);
-          block.load(t, memory.sums);
-          block.scatter(t, p.dg, token_of, channel, work.head, c.batch);
+          sum_gradients(block, p, memory, chunk.index, channel, head);
+          block.load(gates, memory.dq);
+          block.store(gates, only_chunk(p.dg), chunk.first, channel, head, chunk.batch);
         }
         block.sync();
-        block.release(memory.slots);
       }
-      auto d_betas = p.d_beta;
-      d_betas.rows = c.first + size;
-      block.store(d_beta, d_betas, c.first, work.head, c.batch);
+      block.store(d_beta, only_chunk(p.d_beta), chunk.first, head, chunk.batch);
     }
-    TW_INLINE static void finish(auto&, const Params&, const Work&, Memory&, State&) {}
 
    private:
-    TW_INLINE static void load_factors(auto& block, Part& factors, const auto& sums) {
-      block.load(factors, sums);
-      block.map(factors, [](auto sum) { return exp(sum); });
-    }
-    /// Rows after a sequence's last token may hold anything.
-    TW_INLINE static void load_tokens(auto& block, Part& to, Tokens& tokens, int size) {
-      block.load(to, tokens);
-      if (size == kChunk) return;
-      block.for_each(to, [&](int row, int, auto& value) {
-        if (row >= size) value = 0.0f;
+    /// The elements for pairs of tokens in the same run, one run after the other.
+    TW_INLINE static void put_runs(auto& block, const auto& from, int of_chunk, int head, const auto& to) {
+      Pairs pairs;
+      block.load(pairs, from, of_chunk, 0, head);
+      block.for_each(pairs, [&](int row, int col, auto& value) {
+        if (row / kRun == col / kRun) to[row * kRun + col % kRun] = value;
       });
     }
-    /// sums, the gradients of G, become those of the gates: sums from the chunk's end, with the gradient of G_last. `gates` has a part of
-    /// that for each token.
+    /// memory.dq, z and m: the sums over pairs of tokens in the same run. And the decays of whole runs.
+    TW_INLINE static void add_pairs_of_runs(auto& block, Memory& memory) {
+      block.update(
+          items,
+          [&](int n) {
+            using Number = remove_const_reference<decltype(memory.decays.at(0, 0) * 1.0f)>;
+            const int channel = n % kNarrowSlice, token = n / kNarrowSlice * kRun;
+            Number decays[kRun], q[kRun], scaled_k[kRun], dq[kRun], z[kRun], whole = 1.0f;
+            TW_UNROLL
+            for (int i = 0; i < kRun; ++i) {
+              decays[i] = memory.decays.at(token + i, channel);
+              whole = whole * decays[i];
+              q[i] = get(memory.q, token + i, channel);
+              scaled_k[i] = get(memory.k, token + i, channel) * memory.betas[token + i];
+              dq[i] = z[i] = 0.0f;
+            }
+            memory.totals[n] = whole;
+            TW_UNROLL
+            for (int j = 0; j < kRun; ++j) {
+              const Number k = get(memory.k, token + j, channel);
+              Number decay = 1.0f, m = 0.0f;
+              TW_UNROLL
+              for (int i = j + 1; i < kRun; ++i) {
+                const Number w = memory.w_of_runs[(token + i) * kRun + j], x = memory.x_of_runs[(token + i) * kRun + j];
+                decay = decay * decays[i];
+                dq[i] = dq[i] + w * (decay * k);
+                z[i] = z[i] + x * (decay * k);
+                m = m + decay * (w * q[i] + x * scaled_k[i]);
+              }
+              memory.dq.at(token + j, channel) = dq[j];
+              memory.z.at(token + j, channel) = z[j];
+              memory.m.at(token + j, channel) = m;
+            }
+          },
+          memory.decays, memory.q, memory.k, memory.dq, memory.z, memory.m);
+    }
+    /// In memory.dq, the factors of a level: a token's decay since the start of its block of `half` tokens if that is a second one, and
+    /// otherwise the decay until its end.
+    TW_INLINE static void put_factors(auto& block, Memory& memory, int half) {
+      block.update(
+          items,
+          [&](int n) {
+            const int channel = n % kNarrowSlice, run = n / kNarrowSlice, token = run * kRun;
+            const bool second = (token & half) != 0;
+            auto factor = decay_beside<kNarrowSlice>(memory.totals, run, channel, half / kRun, second);
+            if (second) {
+              TW_UNROLL
+              for (int i = 0; i < kRun; ++i) {
+                factor = factor * memory.decays.at(token + i, channel);
+                memory.dq.at(token + i, channel) = factor;
+              }
+            } else {
+              TW_UNROLL
+              for (int i = kRun - 1; i >= 0; --i) {
+                memory.dq.at(token + i, channel) = factor;
+                factor = factor * memory.decays.at(token + i, channel);
+              }
+            }
+          },
+          memory.decays, memory.dq);
+    }
+    /// The pairs of a level of W, X and beta X, and 0 for the others.
+    TW_INLINE static void put_pairs(auto& block, const Params& p, Memory& memory, int of_chunk, int head, int half) {
+      const auto keep_level = [half](int row, int col, auto& value) {
+        if (!couples_blocks(row, col, half)) value = 0.0f;
+      };
+      Pairs pairs;
+      block.load(pairs, p.w, of_chunk, 0, head);
+      block.for_each(pairs, keep_level);
+      block.store(pairs, memory.w);
+      block.load(pairs, p.x, of_chunk, 0, head);
+      block.for_each(pairs, keep_level);
+      block.store(pairs, memory.x);
+      RowVector<Target, float, Pairs> beta;
+      block.load(beta, memory.betas);
+      block.map(pairs, beta, [](auto x, auto b) { return x * b; });
+      block.store(pairs, memory.scaled_x);
+    }
+    /// Adds the terms of the state before the chunk, exp(G) S dO in memory.q and exp(G) S Y in memory.k, to dq and z.
+    TW_INLINE static void add_of_state(auto& block, Memory& memory) {
+      block.update(
+          items,
+          [&](int n) {
+            const int channel = n % kNarrowSlice, run = n / kNarrowSlice, token = run * kRun;
+            auto factor = decay_beside<kNarrowSlice>(memory.totals, run, channel, kRuns, true);
+            TW_UNROLL
+            for (int i = 0; i < kRun; ++i) {
+              factor = factor * memory.decays.at(token + i, channel);
+              memory.dq.at(token + i, channel) = memory.dq.at(token + i, channel) + factor * get(memory.q, token + i, channel);
+              memory.z.at(token + i, channel) = memory.z.at(token + i, channel) + factor * get(memory.k, token + i, channel);
+            }
+          },
+          memory.decays, memory.dq, memory.z, memory.q, memory.k);
+    }
+    /// Adds the term of the state after the chunk, exp(G_last - G) D U with D U in memory.q, to m. The gradient of G_last gets its products
+    /// with keys.
+    TW_INLINE static void add_of_next_state(auto& block, Memory& memory) {
+      block.update(
+          items,
+          [&](int n) {
+            const int channel = n % kNarrowSlice, run = n / kNarrowSlice, token = run * kRun;
+            auto factor = decay_beside<kNarrowSlice>(memory.totals, run, channel, kRuns, false);
+            remove_const_reference<decltype(factor)> of_last = 0.0f;
+            TW_UNROLL
+            for (int i = kRun - 1; i >= 0; --i) {
+              const auto term = factor * get(memory.q, token + i, channel);
+              memory.m.at(token + i, channel) = memory.m.at(token + i, channel) + term;
+              of_last = of_last + term * get(memory.k, token + i, channel);
+              factor = factor * memory.decays.at(token + i, channel);
+            }
+            memory.totals_of_last[n] = of_last;
+          },
+          memory.decays, memory.m, memory.q, memory.k);
+    }
+    /// memory.dq, the gradients of G, become those of the gates: sums from the chunk's end, with the gradient of G_last.
     TW_INLINE static void sum_gradients(auto& block, const Params& p, Memory& memory, int chunk, int channel, int head) {
-      block.update(memory.sums, kNarrowSlice, [&](int i) {
-        const i64 at = (static_cast<i64>(head) * p.chunks + chunk) * kMostChannels + channel + i;
-        decltype(memory.sums.at(0, 0) + 0.0f) sum = p.whole[at] * p.d_whole[at];
-        TW_NO_UNROLL
-        for (int token = 0; token < kChunk; ++token) sum = sum + memory.gates.at(token, i);
-        TW_NO_UNROLL
-        for (int token = kChunk - 1; token >= 0; --token) {
-          sum = sum + memory.sums.at(token, i);
-          memory.sums.at(token, i) = sum;
-        }
-      });
+      block.update(
+          items,
+          [&](int n) {
+            const int col = n % kNarrowSlice, token = n / kNarrowSlice * kRun;
+            auto sum = memory.dq.at(token, col) + 0.0f;
+            TW_UNROLL
+            for (int i = 1; i < kRun; ++i) sum = sum + memory.dq.at(token + i, col);
+            memory.totals[n] = sum;
+          },
+          memory.dq);
+      block.update(
+          items,
+          [&](int n) {
+            const int col = n % kNarrowSlice, run = n / kNarrowSlice, token = run * kRun;
+            const i64 at = (static_cast<i64>(head) * p.chunks + chunk) * kMostChannels + channel + col;
+            auto sum = p.whole[at] * p.d_whole[at];
+            TW_UNROLL
+            for (int other = 0; other < kRuns; ++other) {
+              sum = sum + memory.totals_of_last[other * kNarrowSlice + col];
+              if (other > run) sum = sum + memory.totals[other * kNarrowSlice + col];
+            }
+            TW_UNROLL
+            for (int i = kRun - 1; i >= 0; --i) {
+              sum = sum + memory.dq.at(token + i, col);
+              memory.dq.at(token + i, col) = sum;
+            }
+          },
+          memory.dq);
     }
+    TW_INLINE static auto get(const auto& buffer, int row, int col) { return tw::to<float>(buffer.at(row, col)); }
   };
 };
 
