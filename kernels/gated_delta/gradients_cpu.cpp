@@ -19,10 +19,7 @@ void channel_gradients(const Call& call, const Gradient& gradient) {
                                                      [&](auto& bind, auto& p) { bind_state_gradients_channels(bind, p, call, gradient); });
   if (call.chunks() == 0) return;
   launch_cpu<ValueGradients<T, 3>>(chunks, [&](auto& bind, auto& p) { bind_value_gradients(bind, p, call, gradient); });
-  const auto run = [&]<class Beta>() {
-    launch_cpu<ChannelGradients<T, Beta>>(chunks, [&](auto& bind, auto& p) { bind_channel_gradients(bind, p, call, gradient); });
-  };
-  gradient.d_beta.dtype() == DType::f32 ? run.template operator()<float>() : run.template operator()<T>();
+  launch_cpu<ChannelGradients<T, float>>(chunks, [&](auto& bind, auto& p) { bind_channel_gradients(bind, p, call, gradient); });
 }
 
 /// The same for gates of heads.
@@ -50,19 +47,17 @@ void head_gradients(const Call& call, const Gradient& gradient) {
   else
     launch_cpu<StateGradients<T, 128, 128, 1>>(walks, state_gradients);
   if (call.chunks() == 0) return;
-  const auto run = [&]<class Beta>() {
-    if (wide_gradients(call))
-      launch_cpu<WideGradients<T, Beta, 2, 1>>(chunks, gradients);
-    else
-      launch_cpu<Gradients<T, Beta, 3, 1>>(chunks, gradients);
-  };
-  gradient.d_beta.dtype() == DType::f32 ? run.template operator()<float>() : run.template operator()<T>();
+  if (wide_gradients(call))
+    launch_cpu<WideGradients<T, float, 2, 1>>(chunks, gradients);
+  else
+    launch_cpu<Gradients<T, float, 3, 1>>(chunks, gradients);
 }
 
 }  // namespace
 
 void gradients_on_cpu(Call call, Gradient gradient) {
   call.beta = call.beta.to(DType::f32);
+  const Tensor d_beta = std::exchange(gradient.d_beta, Tensor::empty(call.beta.shape(), DType::f32));
   const Tensor q = call.q, k = call.k;
   const auto make = [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); };
   make_workspace(call, kMostChannels, make);
@@ -85,6 +80,7 @@ void gradients_on_cpu(Call call, Gradient gradient) {
     else if (call.group() > 1)
       finish_rows.template operator()<false>();
   });
+  d_beta.copy_from(gradient.d_beta.to(d_beta.dtype()));
 }
 
 }  // namespace tw::kernels::gated_delta
