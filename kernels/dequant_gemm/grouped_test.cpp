@@ -252,20 +252,19 @@ TEST(GroupedDequantGemm, CompilesForGpusWithoutSpills) {
       if (target == GpuTarget::cuda) specs.back() = for_target(specs.back(), target);
     };
     const std::int64_t generic = target == GpuTarget::cuda ? 99 << 10 : 0;
-    for (const DType dtype : {DType::bf16, DType::f16}) {
-      for (const auto& [format, group] : {std::pair{WeightFormat::mxfp4, 32}, {WeightFormat::int4, 32}, {WeightFormat::int4, 128}}) {
-        for (const GroupedTile& tile : grouped_tiles()) {
-          if (const auto* wide = std::get_if<WideTile>(&tile)) {
-            if (generic == 0)
-              add(type_of(WideKernel{.format = format, .group = group, .dtype = dtype, .tile = *wide, .grouped = true}),
-                  "kernels/dequant_gemm/dequant_gemm.tile.hpp");
-            continue;
-          }
-          for (const std::int64_t n : {2880, 5760}) {
-            const SkinnyTile fitted = fit_grouped(std::get<SkinnyTile>(tile), format, n, 4, 132, generic);
-            add(type_of(SkinnyKernel{.format = format, .group = group, .dtype = dtype, .tile = fitted, .grouped = true}),
-                "kernels/dequant_gemm/skinny.tile.hpp");
-          }
+    for (const auto& [format, group] : {std::pair{WeightFormat::mxfp4, 32}, {WeightFormat::int4, 32}, {WeightFormat::int4, 128}}) {
+      const DType dtype = group == 128 ? DType::f16 : DType::bf16;
+      for (const GroupedTile& tile : grouped_tiles()) {
+        if (const auto* wide = std::get_if<WideTile>(&tile)) {
+          if (generic == 0)
+            add(type_of(WideKernel{.format = format, .group = group, .dtype = dtype, .tile = *wide, .grouped = true}),
+                "kernels/dequant_gemm/dequant_gemm.tile.hpp");
+          continue;
+        }
+        for (const std::int64_t n : {2880, 5760}) {
+          const SkinnyTile fitted = fit_grouped(std::get<SkinnyTile>(tile), format, n, 4, 132, generic);
+          add(type_of(SkinnyKernel{.format = format, .group = group, .dtype = dtype, .tile = fitted, .grouped = true}),
+              "kernels/dequant_gemm/skinny.tile.hpp");
         }
       }
     }
