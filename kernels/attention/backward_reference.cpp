@@ -140,7 +140,7 @@ PlainGradients evaluate_gradients(const PlainCall& call, std::span<const float> 
 
 }  // namespace
 
-PlainGradients reference_gradients(const PlainCall& call, std::span<const float> d_o) {
+TW_ALSO_FOR_AVX2 PlainGradients reference_gradients(const PlainCall& call, std::span<const float> d_o) {
   return evaluate_gradients<double>(call, d_o, [](double x) { return x; });
 }
 

@@ -89,7 +89,7 @@ PlainResult evaluate(const PlainCall& call, Round round, WeightOf weight_of, Rou
 
 }  // namespace
 
-PlainResult reference(const PlainCall& call) {
+TW_ALSO_FOR_AVX2 PlainResult reference(const PlainCall& call) {
   const auto exact = [](double x) { return x; };
   return evaluate<double>(
       call, exact, [](double p, double total) { return p / total; }, exact);
