@@ -8,7 +8,7 @@
 //   dU = P^T dO + (exp(G_last - G) K) D        Y = inverse^T dU
 //   gradient of S = exp(G_last) D + (exp(G) Q)^T dO - (beta exp(G) K)^T Y
 //
-// With W(i, j) = dO_i U_j for j <= i and X(i, j) = -Y_i U_j for j < i, sums over pairs being those of the levels of PrepareChannels:
+// With W(i, j) = dO_i U_j for j <= i and X(i, j) = -Y_i U_j for j < i, of which threads and products of levels each add up some pairs:
 //
 //   Z_i = -exp(G_i) (S Y_i) + sum over j of X(i, j) exp(G_i - G_j) k_j            dV = beta Y      dbeta = rows of Y V + K Z
 //   dQ_i = exp(G_i) (S dO_i) + sum over j of W(i, j) exp(G_i - G_j) k_j
@@ -23,7 +23,7 @@ inline constexpr const char* kChannelsBackwardSource = "kernels/gated_delta/chan
 
 /// Dimensions of keys and of values that the gradients' kernels have tiles for.
 inline constexpr int kMostChannels = 128;
-/// Channels that ChannelGradients does at a time: it holds five tiles of them in registers.
+/// Channels that ChannelGradients does at a time: the memory of two blocks fits on an SM.
 inline constexpr int kNarrowSlice = 32;
 
 /// WalkChannels without outputs: the state before each chunk, and the chunk's U. Rows of U after a sequence's last token are 0.
