@@ -253,6 +253,7 @@ struct GatedDeltaRule {
         block.mma(x, slot.q, slot.k, true);
         block.mma(out, slot.q, memory.state, true);
         block.wait(leave<0>, x, out);
+        block.load(decay_of_columns, memory.decay);  // again, instead of being held in registers all the time
         block.map(x, decay, decay_of_columns, [](auto qk, auto row, auto col) { return qk * exp2(row - col); });
         block.for_each(x, [](int row, int col, auto& weight) {
           if (col > row) weight = 0.0f;
