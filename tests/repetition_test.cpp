@@ -558,9 +558,9 @@ Case gated_delta_case(std::int64_t seqlen, std::int64_t heads, std::int64_t dim,
             const std::vector<Tensor>& t = in->on(stream.device());
             const Tensor* const g = channels ? &t[4] : nullptr;
             if (!steps)
-              return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.g = g, .scale = 8.0f, .normalise_qk = true, .stream = stream});
+              return gated_delta_rule(t[0], t[1], t[2], t[3], out, {.g = g, .scale = 2.0f, .normalise_qk = true, .stream = stream});
             const Tensor state = Tensor::zeros({2, heads, dim, dim}, DType::f32, stream);
-            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.g = g, .scale = 8.0f, .normalise_qk = true, .stream = stream});
+            gated_delta_rule_step(t[0], t[1], t[2], t[3], state, out, {.g = g, .scale = 2.0f, .normalise_qk = true, .stream = stream});
           }};
 }
 
