@@ -128,7 +128,7 @@ struct PrepareChannels {
       block.fill(a, 0.0f);
       block.fill(weights, 0.0f);
       TW_NO_UNROLL
-      for (int slices = p.queries.cols / kSlice; slices > 0; --slices) {
+      for (int slices = p.queries.cols / kSlice; slices > 0; --slices) {  // counted up, two blocks do not fit on an SM
         const int channel = p.queries.cols - slices * kSlice;
         {
           Gates decays;

@@ -57,7 +57,7 @@ void head_gradients(const Call& call, const Gradient& gradient) {
 
 void gradients_on_cpu(Call call, Gradient gradient) {
   call.beta = call.beta.to(DType::f32);
-  const Tensor d_beta = std::exchange(gradient.d_beta, Tensor::empty(call.beta.shape(), DType::f32));
+  const Tensor d_beta = std::exchange(gradient.d_beta, Tensor::zeros(call.beta.shape(), DType::f32));  // 0 for tokens of no sequence
   const Tensor q = call.q, k = call.k;
   const auto make = [](Shape shape, DType dtype) { return Tensor::empty(std::move(shape), dtype); };
   make_workspace(call, kMostChannels, make);
