@@ -13,13 +13,14 @@ namespace {
 /// The root of the sum of (x[c] y[c])^2: the size of their dot product, but for cancellation. `count` is a multiple of 8.
 template <class Real>
 Real size_of_product(const Real* x, const Real* y, std::int64_t count) {
-  typename Eight<Real>::Lanes sums = {};
-  for (std::int64_t c = 0; c < count; c += 8) {
-    const auto product = Eight<Real>::at(x + c) * Eight<Real>::at(y + c);
+  using Math = Eight<Real>;
+  typename Math::Lanes sums = {};
+  for (std::int64_t c = 0; c < count; c += Math::kLanes) {
+    const auto product = Math::at(x + c) * Math::at(y + c);
     sums += product * product;
   }
   Real sum = 0;
-  for (int n = 0; n < 8; ++n) sum += sums[n];
+  for (int n = 0; n < Math::kLanes; ++n) sum += sums[n];
   return std::sqrt(sum);
 }
 
