@@ -370,7 +370,8 @@ TEST_F(WideDequantGemm, CompilesForGpusWithoutSpills) {
       shapes.options.activation = layout.format == WeightFormat::int8 ? Activation::gelu_erf : Activation::none;
       add(type_of(wide_kernel(shapes.call(), {tile, 0})));
       // How a sum ends does not depend on how its weights are decoded.
-      if (layout.format != WeightFormat::int8 && layout.format != WeightFormat::nf4 && !(layout.group == 32 && layout.zero_points)) continue;
+      if (layout.format != WeightFormat::int8 && layout.format != WeightFormat::nf4 && !(layout.group == 32 && layout.zero_points))
+        continue;
       add(type_of(wide_kernel(shapes.call(), {tile, 2})));
       shapes.options.activation = Activation::swiglu;
       add(type_of(wide_kernel(shapes.call(), {tile, 0})));

@@ -8,7 +8,7 @@
 //   dU = P^T dO + (exp(G_last - G) K) D        Y = inverse^T dU
 //   gradient of S = exp(G_last) D + (exp(G) Q)^T dO - (beta exp(G) K)^T Y
 //
-// With W(i, j) = dO_i U_j for j <= i and X(i, j) = -Y_i U_j for j < i, of which threads and products of levels each add up some pairs:
+// With W(i, j) = dO_i U_j for j <= i and X(i, j) = -Y_i U_j for j < i (ChannelGradients says how sums over pairs are computed):
 //
 //   Z_i = -exp(G_i) (S Y_i) + sum over j of X(i, j) exp(G_i - G_j) k_j            dV = beta Y      dbeta = rows of Y V + K Z
 //   dQ_i = exp(G_i) (S dO_i) + sum over j of W(i, j) exp(G_i - G_j) k_j
