@@ -1,6 +1,6 @@
 # The usual tasks in one word each. The build itself is CMake's: see CMakePresets.json.
 .DEFAULT_GOAL := build
-.PHONY: build everything packages configure demo test asan gpu-test gpu-bench bundle format install clean help
+.PHONY: build everything packages configure demo test kernels-test asan gpu-test gpu-bench bundle format install clean help
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -24,6 +24,10 @@ demo: configure ## Transcribe the recordings in assets/samples with the checkpoi
 test: everything ## Build and run the tests that need no GPU (CI=true: warnings are errors, NVRTC is required)
 	@scripts/install-nvrtc.sh build/nvrtc
 	@scripts/run-tests.sh release
+
+kernels-test: everything ## Compile for GPUs every kernel that calls launch; make test takes three of each list
+	@scripts/install-nvrtc.sh build/nvrtc
+	@TILEWAVE_EVERY_KERNEL=1 scripts/run-tests.sh release --label-regex '^kernels$$'
 
 asan: packages ## Build and run the tests under the address and undefined-behaviour sanitizers
 	@scripts/install-nvrtc.sh build/nvrtc

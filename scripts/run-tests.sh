@@ -27,6 +27,7 @@ awk '
   /<testcase / { name = $0; sub(/.*<testcase name="/, "", name); sub(/".*/, "", name)
                  state = $0; sub(/.* status="/, "", state); sub(/".*/, "", state)
                  inside = 0; failed_here = 0 }
+  /^kernels left out: / { left += $4 }
   /^\[ RUN      \] / { inside = 1 }
   /^\[       OK \] / { ++passed }
   /^\[  SKIPPED \] .* ms\)$/ { ++skipped; print "skipped: " name ": " $4 }
@@ -36,5 +37,6 @@ awk '
     if (state == "fail") { if (!failed_here) ++failed }
     else if (!inside) { if (state == "run") ++passed; else { ++skipped; print "skipped: " name } }
   }
-  END { printf "%d passed, %d skipped, %d failed\n", passed, skipped, failed }' "$report"
+  END { if (left) print "Left out: " left " kernels that tests would compile (make kernels-test)"
+        printf "%d passed, %d skipped, %d failed\n", passed, skipped, failed }' "$report"
 exit $status

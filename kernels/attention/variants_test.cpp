@@ -1,5 +1,6 @@
 // Which tiles a call of attention() takes, and the kernels that are registered.
 
+#include "tests/compiled_kernels.hpp"
 #include "tilewave/attention.hpp"
 
 #include <gtest/gtest.h>
@@ -83,12 +84,11 @@ TEST(AttentionInChunks, CompilesWithoutSpills) {
   for (const int head_dim : {128, 192, 256}) add(head_dim, TileUse::narrow, kEqualLengths);
   for (const int head_dim : {64, 128, 256}) add(head_dim, TileUse::split, kRagged | kSplit | kPaged);
   add(128, TileUse::narrow, kRagged);
-  for (const KernelSpec& spec : specs) {
-    const auto compiled = compile(spec);
+  compile_and_check(specs, "sm_90a", [](const KernelSpec& spec, const CompiledKernel& kernel) {
     // All gradients of D 64 leave few registers, with a window too.
-    EXPECT_LE(compiled.spill_bytes, spec.name.starts_with("all ") && spec.name.find("d64 ") != std::string::npos ? 64 : 0) << spec.name;
-    EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
-  }
+    EXPECT_LE(kernel.spill_bytes, spec.name.starts_with("all ") && spec.name.find("d64 ") != std::string::npos ? 64 : 0) << spec.name;
+    EXPECT_EQ(kernel.performance_losses.size(), 0u) << spec.name;
+  });
 }
 
 TEST(AttentionOfQueryValues, CompilesWithoutSpills) {
@@ -110,14 +110,7 @@ TEST(AttentionOfQueryValues, CompilesWithoutSpills) {
     for (const HeadDims dims : {HeadDims{64, 256}, {128, 256}})
       for (const int form : {0, kDecode}) add(generic_config(dims, form | kQueryValues, {}, shared), GpuTarget::cuda, {.upper = true});
   }
-  for (const KernelSpec& spec : specs) {
-    const auto compiled = compile(spec);
-    EXPECT_EQ(compiled.spill_bytes, 0) << spec.name << " on " << spec.target;
-    if (spec.target.find("cuda") == std::string::npos) {
-      EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
-    }
-    EXPECT_LE(compiled.module.shared_bytes, 227 << 10) << spec.name;
-  }
+  compile_and_check(specs, "sm_90a", expect_fast);
 }
 
 TEST(AttentionRegistered, NamesAreUniqueAndLaunchesPossible) {

@@ -261,8 +261,7 @@ class AttentionVarlenBackward : public AttentionTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ops, AttentionVarlenBackward, testing::Combine(testing::ValuesIn(kDevices), testing::ValuesIn(kDTypes)),
-                         device_and_dtype);
+INSTANTIATE_TEST_SUITE_P(Ops, AttentionVarlenBackward, testing::ValuesIn(kDevicesAndDTypes), device_and_dtype);
 
 TEST_P(AttentionVarlenBackward, AnyLengths) {
   // Around the tiles of all targets, 16 to 128 queries and keys; more queries than keys and fewer; none.

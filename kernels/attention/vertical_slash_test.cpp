@@ -15,6 +15,7 @@
 #include "kernels/attention/heuristics.hpp"
 #include "kernels/attention/key_blocks.hpp"
 #include "kernels/attention/vertical_slash.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tilewave/vertical_slash.hpp"
 
 namespace tw::kernels::attention {
@@ -209,7 +210,7 @@ class VerticalSlash : public AttentionTest {
   Attend attend = vertical_slash_attention;
 };
 
-INSTANTIATE_TEST_SUITE_P(Ops, VerticalSlash, testing::Combine(testing::ValuesIn(kDevices), testing::ValuesIn(kDTypes)), device_and_dtype);
+INSTANTIATE_TEST_SUITE_P(Ops, VerticalSlash, testing::ValuesIn(kDevicesAndDTypes), device_and_dtype);
 
 TEST_P(VerticalSlash, AnyLength) {
   if (unsupported()) GTEST_SKIP() << "f32 is for the CPU";
@@ -397,11 +398,7 @@ TEST_P(ShippedVerticalSlash, CompileWithoutSpills) {
                                    {kernel_info<ListColumns>, "list_columns"},
                                    {kernel_info<ClearUnused<bf16>>, "clear_unused"}})
     specs.push_back(make_spec(info, true, true, name));
-  for (const KernelSpec& spec : specs) {
-    const auto compiled = compile(spec);
-    EXPECT_EQ(compiled.spill_bytes, 0) << spec.name;
-    EXPECT_EQ(compiled.performance_losses.size(), 0u) << spec.name;
-  }
+  compile_and_check(specs, "sm_90a", expect_fast);
 }
 
 class VerticalSlashIndex : public VerticalSlash {

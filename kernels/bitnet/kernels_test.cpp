@@ -10,6 +10,7 @@
 #include "kernels/generic_tiles.hpp"
 #include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 #include "tilewave/tile/cuda/divided_codes.tile.hpp"
@@ -302,17 +303,16 @@ TEST_F(BitNetKernels, CompileForGpusWithoutSpills) {
     };
     for (const auto& [m, n] : {std::pair{1, 2560}, {8, 16384}, {16, 16384}, {16, 2048}})
       add(type_of(skinny_kernel(Shapes(m, n, 2048, n == 2560 ? DType::bf16 : DType::f32, n == 2048).call(), 132, generic)));
-    const std::size_t skinny = specs.size();
     if (generic == 0) {
       for (const WideTile& tile : kWideTiles) add(type_of(WideKernel{tile.x_rows == 128 ? DType::f16 : DType::bf16, tile}));
       add(type_of(WideKernel{DType::f32, kWideTiles.back()}));
     }
-    const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
-      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
-      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
-      EXPECT_NE(kernel.tensor_core_instruction.find(i < skinny ? "mma.sync" : "wgmma"), std::string::npos) << specs[i].type;
+    const auto check = [](const KernelSpec& spec, const CompiledKernel& kernel) {
+      expect_fast(spec, kernel);
+      const char* const instruction = spec.type.find("Skinny") != std::string::npos ? "mma.sync" : "wgmma";
+      EXPECT_NE(kernel.tensor_core_instruction.find(instruction), std::string::npos) << spec.type;
     };
-    compile_all(specs, 0, done, target == GpuTarget::cuda ? "sm_86" : "sm_90a");
+    compile_and_check(specs, target == GpuTarget::cuda ? "sm_86" : "sm_90a", check);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "kernels/cast_fp8/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -248,9 +249,7 @@ TEST_P(CastFp8HeadsArguments, AreRefusedByName) {
 
 TEST(CastFp8HeadsKernels, CompileWithoutSpills) {
   skip_without_nvrtc();
-  const std::vector<KernelSpec> specs = all_head_specs();
-  compile_all(specs);
-  for (const KernelSpec& spec : specs) EXPECT_EQ(compile(spec).spill_bytes, 0) << spec.name;
+  compile_and_check(all_head_specs(), "sm_90a", expect_fast);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // causal_conv1d(), its update and its gradients against loops in double, on the CPU and, where there is one, on a GPU; their bad inputs.
 
 #include "tilewave/causal_conv1d.hpp"
+#include "tests/compiled_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -304,8 +305,7 @@ TEST(CausalConv1dKernels, CompileWithoutSpills) {
         "Forward<tw::f16, float, 4, 512, 4>", "Forward<tw::bf16, float, 4, 1024, 8>", "Forward<float, float, 3, 512, 4>"})
     for (const bool pieces : {false, true})
       specs.push_back(make_spec({tw::format("tw::kernels::causal_conv1d::{}", type), WeightSums<float>::source, nullptr}, pieces, pieces));
-  const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };
-  compile_all(specs, 0, check, "sm_90a");
+  compile_and_check(specs, "sm_90a", expect_fast);
 }
 
 }  // namespace

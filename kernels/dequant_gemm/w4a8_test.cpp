@@ -13,6 +13,7 @@
 #include "microkernels/quantized_library.hpp"
 #include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
@@ -333,12 +334,11 @@ TEST_F(W4A8, CompilesForGpusWithoutSpills) {
       specs.push_back(make_spec({type_of(split), "kernels/dequant_gemm/w4a8.tile.hpp", nullptr}, true, true));
     }
   }
-  const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
-    EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
-    EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
-    EXPECT_NE(kernel.tensor_core_instruction.find("wgmma"), std::string::npos) << specs[i].type;
+  const auto check = [](const KernelSpec& spec, const CompiledKernel& kernel) {
+    expect_fast(spec, kernel);
+    EXPECT_NE(kernel.tensor_core_instruction.find("wgmma"), std::string::npos) << spec.type;
   };
-  compile_all(specs, 0, done, "sm_90a");
+  compile_and_check(specs, "sm_90a", check);
 }
 
 /// Every tile, with and without splits of K, through tensors with elements around them that must stay.

@@ -9,6 +9,7 @@
 #include "kernels/gated_delta/case.hpp"
 #include "kernels/gated_delta/wide_backward.tile.hpp"
 #include "runtime/format.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/expect_error.hpp"
 #include "tilewave/gated_delta.hpp"
 #include "tilewave/launch.hpp"
@@ -315,12 +316,7 @@ TEST(GatedDeltaBackwardKernels, WideKeysCompileWithoutSpills) {
       // The generic target's takes most of a minute to compile.
       if (pieces || !generic) add(tw::format("WideGradients<{}, float, {}, {}>", dtype, generic ? 2 : 7, stages), pieces);
     }
-    const auto check = [&](std::size_t i, const CompiledKernel& kernel) {
-      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
-      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
-      EXPECT_LE(kernel.module.shared_bytes, generic ? 101376 : 232448) << specs[i].type;
-    };
-    compile_all(specs, 0, check, generic ? "sm_86" : "sm_90a");
+    compile_and_check(specs, generic ? "sm_86" : "sm_90a", expect_fast);
   }
 }
 

@@ -1,6 +1,7 @@
 // gated_delta_rule() and its steps against a recurrence in double, on the CPU and, where there is one, on a GPU; their bad inputs.
 
 #include "tilewave/gated_delta.hpp"
+#include "tests/compiled_kernels.hpp"
 
 #include <gtest/gtest.h>
 
@@ -277,11 +278,7 @@ TEST(GatedDeltaKernels, WideKeysCompileWithoutSpills) {
       add(tw::format("tw::kernels::gated_delta::WideWalk<{}, {}>", dtype, generic ? 1 : 2), kWideSource);
       add(tw::format("tw::kernels::gated_delta::Prepare<{}, float, 256>", dtype), kSource);
     }
-    const auto check = [&](std::size_t i, const CompiledKernel& kernel) {
-      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type;
-      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].type << ": " << kernel.performance_losses.front();
-    };
-    compile_all(specs, 0, check, generic ? "sm_80" : "sm_90a");
+    compile_and_check(specs, generic ? "sm_80" : "sm_90a", expect_fast);
   }
 }
 
@@ -293,11 +290,10 @@ TEST(GatedDeltaKernels, StepsCompileWithoutSpills) {
         "float, float, 256, true", "float, float, 128, true, true", "tw::bf16, float, 128, false, true"})
     for (const bool pieces : {false, true})
       specs.push_back(make_spec({tw::format("tw::kernels::gated_delta::Step<{}>", arguments), kSource, nullptr}, pieces, pieces));
-  const auto check = [&](std::size_t i, const CompiledKernel& kernel) { EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].type; };
   for (const auto& [target, arch] : {std::pair{GpuTarget::automatic, "sm_90a"}, std::pair{GpuTarget::cuda, "sm_86"}}) {
     for (KernelSpec& spec : specs)
       if (target == GpuTarget::cuda) spec = for_target(spec, target);
-    compile_all(specs, 0, check, arch);
+    compile_and_check(specs, arch, expect_fast);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "runtime/dry_run.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
@@ -184,11 +185,7 @@ TEST(GroupedGemmKernels, CompileForGpusWithoutSpills) {
       specs.push_back(make_spec({type_of(k), source_of(k), nullptr}, true, true));
       if (generic) specs.back() = for_target(specs.back(), target);
     }
-    const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
-      EXPECT_EQ(kernel.spill_bytes, 0) << specs[i].name;
-      EXPECT_TRUE(kernel.performance_losses.empty()) << specs[i].name << ": " << kernel.performance_losses.front();
-    };
-    compile_all(specs, 0, done, generic ? "sm_86" : "sm_90a");
+    compile_and_check(specs, generic ? "sm_86" : "sm_90a", expect_fast);
   }
 }
 

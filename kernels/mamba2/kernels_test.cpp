@@ -6,6 +6,7 @@
 
 #include "kernels/mamba2/chunk_output_gradients.tile.hpp"
 #include "kernels/mamba2/chunks.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/support.hpp"
 #include "tilewave/launch.hpp"
 
@@ -66,27 +67,23 @@ std::vector<KernelSpec> walks(bool copied) {
   return {walk(DType::bf16, true), walk(DType::bf16, false), walk(DType::f16, true)};
 }
 
-void expect_fast(std::vector<KernelSpec> all, GpuTarget target, const char* arch) {
+void expect_all_fast(std::vector<KernelSpec> all, GpuTarget target, const char* arch) {
   if (target == GpuTarget::cuda)
     for (KernelSpec& spec : all) spec = for_target(spec, target);
-  const auto done = [&](std::size_t i, const CompiledKernel& kernel) {
-    EXPECT_EQ(kernel.spill_bytes, 0) << all[i].type;
-    EXPECT_TRUE(kernel.performance_losses.empty()) << all[i].type << ": " << kernel.performance_losses.front();
-  };
-  compile_all(all, 0, done, arch);
+  compile_and_check(all, arch, expect_fast);
 }
 
 TEST(Mamba2Kernels, CompileForHopperGpusWithoutSpills) {
   skip_without_nvrtc();
   for (const bool vectorized : {true, false}) {
-    expect_fast(specs(vectorized), GpuTarget::automatic, "sm_90a");
-    expect_fast(walks(vectorized), GpuTarget::automatic, "sm_90a");
+    expect_all_fast(specs(vectorized), GpuTarget::automatic, "sm_90a");
+    expect_all_fast(walks(vectorized), GpuTarget::automatic, "sm_90a");
   }
 }
 
 TEST(Mamba2Kernels, CompileForOtherGpusWithoutSpills) {
   skip_without_nvrtc();
-  expect_fast(specs(true), GpuTarget::cuda, "sm_86");
+  expect_all_fast(specs(true), GpuTarget::cuda, "sm_86");
 }
 
 }  // namespace
