@@ -15,7 +15,7 @@ packages: ## Install missing packages (Debian, Ubuntu)
 	@scripts/install-packages.sh
 
 configure: packages
-	@cmake --preset release >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
+	@cmake --preset release >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON) -DTILEWAVE_QUICK_BUILD=$(if $(CI),ON,OFF)
 
 demo: configure ## Transcribe the recordings in assets/samples with the checkpoint in assets/digits
 	@cmake --build --preset release --parallel $(JOBS) --target tilewave_cli
