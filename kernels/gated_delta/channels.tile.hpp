@@ -292,7 +292,7 @@ struct InvertChannels {
       Global<Target, T> inverses;            ///< the same
     };
     struct Memory {
-      InversionMemory<Target, kChunk, kInversionParts<T>> inversion;
+      InversionMemory<Target, kChunk> inversion;
       explicit constexpr Memory(auto& block) : inversion(block) {}
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {

@@ -14,9 +14,6 @@ inline constexpr int kChunk = 64;
 /// exp of this is 0 in f32, so a gate below it does the same: it forgets the state. The sum of a chunk's gates stays finite, and so does
 /// every difference of two sums.
 inline constexpr float kLowestGate = -110.0f;
-/// Parts of bf16 for inverting a chunk's matrix, whose inverse is rounded to T.
-template <class T>
-inline constexpr int kInversionParts = sizeof(T) == 4 ? 3 : 2;
 
 /// The sequences of a call: [batch, length], or with offsets a batch of one with all sequences one after the other.
 template <class Target>
@@ -78,7 +75,7 @@ struct Prepare {
     struct Memory {
       Ring<Target, Tokens, 1> keys;
       VectorBuffer<Target, float, kChunk> gates, decay;
-      InversionMemory<Target, kChunk, kInversionParts<T>> inversion;
+      InversionMemory<Target, kChunk> inversion;
       explicit constexpr Memory(auto& block) : keys(block), gates(block), decay(block), inversion(block) {}
     };
     struct State {};

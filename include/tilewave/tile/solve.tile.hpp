@@ -18,11 +18,11 @@ TW_INLINE void transpose(auto& block, auto& from, auto& to, const auto& buffer) 
 /// has an even number: those that blocks of twice the size merge. Every element below the diagonal is so for one size.
 TW_INLINE constexpr bool couples_blocks(int row, int col, int size) { return (row & size) != 0 && ((row ^ col) & ~(size - 1)) == size; }
 
-/// An N x N matrix in shared memory as the sum of `Parts` of bf16: two leave out 2^-17 of each element, three 2^-25.
-template <class Target, int N, int Parts>
+/// An N x N matrix of f32 in shared memory as the sum of `Parts` of T. Two of bf16 leave out 2^-17 of each element, three 2^-25.
+template <class Target, class T, int N, int Parts>
 struct SplitMatrix {
-  Buffer<Target, bf16, N, N> part;
-  SplitMatrix<Target, N, Parts - 1> rest;
+  Buffer<Target, T, N, N> part;
+  SplitMatrix<Target, T, N, Parts - 1> rest;
   explicit constexpr SplitMatrix(auto& block) : part(block), rest(block) {}
 
   /// Part n. Part 0 is the largest.
@@ -34,19 +34,25 @@ struct SplitMatrix {
       return rest.template at<n - 1>();
   }
 };
-template <class Target, int N>
-struct SplitMatrix<Target, N, 0> {
+template <class Target, class T, int N>
+struct SplitMatrix<Target, T, N, 0> {
   explicit constexpr SplitMatrix(auto&) {}
 };
 
 namespace detail {
+/// Products of the target take operands of f32 as they are, so that nothing needs to be split: the CPU's do.
+template <class Target>
+concept MultipliesF32 = requires {
+  requires Target::multiplies_f32;
+};
+
 /// Other threads and tensor cores see it after a fence and a barrier.
-template <class Target, int N, int Parts>
-TW_INLINE void store_split(auto& block, const auto& matrix, const SplitMatrix<Target, N, Parts>& to) {
+template <class Target, class T, int N, int Parts>
+TW_INLINE void store_split(auto& block, const auto& matrix, const SplitMatrix<Target, T, N, Parts>& to) {
   block.store(matrix, to.part);
   if constexpr (Parts > 1) {
     auto rest = matrix;
-    block.map(rest, [](auto x) { return x - tw::to<float>(tw::to<bf16>(x)); });
+    block.map(rest, [](auto x) { return x - tw::to<float>(tw::to<T>(x)); });
     store_split(block, rest, to.rest);
   }
 }
@@ -60,18 +66,20 @@ TW_INLINE void multiply_parts(auto& block, auto& product, const auto& a, const a
   else if constexpr (sum > 0)
     multiply_parts<sum - 1, 0, false>(block, product, a, b);
 }
-template <class Target, int N, int Parts>
-TW_INLINE void multiply_split(auto& block, auto& product, const SplitMatrix<Target, N, Parts>& a, const SplitMatrix<Target, N, Parts>& b) {
+template <class Target, class T, int N, int Parts>
+TW_INLINE void multiply_split(auto& block, auto& product, const SplitMatrix<Target, T, N, Parts>& a,
+                              const SplitMatrix<Target, T, N, Parts>& b) {
   multiply_parts<Parts - 1, 0, true>(block, product, a, b);
   block.wait(leave<0>, product);
 }
 }  // namespace detail
 
-/// What invert_unit_lower() needs in shared memory. `Parts`: of bf16, into which it splits operands, 2 or 3.
+/// What invert_unit_lower() needs in shared memory. `Parts`: of bf16, into which it splits operands, 2 or 3. On the CPU they stay whole.
 template <class Target, int N, int Parts = 2>
 struct InversionMemory {
+  using Split = conditional<detail::MultipliesF32<Target>, SplitMatrix<Target, float, N, 1>, SplitMatrix<Target, bf16, N, Parts>>;
   Buffer<Target, float, N, N> matrix;
-  SplitMatrix<Target, N, Parts> inverse, coupling;
+  Split inverse, coupling;
   explicit constexpr InversionMemory(auto& block) : matrix(block), inverse(block), coupling(block) {}
 };
 
@@ -80,7 +88,7 @@ struct InversionMemory {
 ///
 /// Blocks of 16 on the diagonal are inverted by substitution, one thread for each column. Then neighbouring blocks are merged, which
 /// doubles their size: the inverse of {B1, 0; L, B2} has -inv(B2) L inv(B1) below the diagonal. Those are products of the whole matrix, in
-/// which only the blocks of a size or what couples them is not zero. Operands are split into sums of bf16.
+/// which only the blocks of a size or what couples them is not zero. A GPU's operands are split into sums of bf16.
 template <class Target, int N, int Parts>
 TW_INLINE void invert_unit_lower(auto& block, auto& x, const InversionMemory<Target, N, Parts>& memory) {
   constexpr int base = 16;

@@ -389,6 +389,7 @@ struct GatherRing : Ring<SlotType, Stages> {
 };
 
 struct Target {
+  static constexpr bool multiplies_f32 = true;
   template <class T, class Tile, int Split>
   using Global = cpu::Global<T, Tile, Split>;
   template <class T>
