@@ -25,7 +25,7 @@ test: everything ## Build and run the tests that need no GPU (CI=true: warnings 
 	@scripts/install-nvrtc.sh build/nvrtc
 	@scripts/run-tests.sh release
 
-kernels-test: everything ## Compile for GPUs every kernel that calls launch; make test takes three of each list
+kernels-test: everything ## Compile for GPUs every kernel in the lists of tests, of which make test takes three each
 	@scripts/install-nvrtc.sh build/nvrtc
 	@TILEWAVE_EVERY_KERNEL=1 scripts/run-tests.sh release --label-regex '^kernels$$'
 

@@ -1,7 +1,7 @@
 # Included by ctest when it starts, once for each test program, with its path in `program` and its name in `group`: registers every suite of it as one
-# entry. One process for each TEST would cost more than most tests, above all under the sanitizers. A suite's tests that need a GPU, those with "cuda" in
-# their names, are an entry of their own with the label gpu, and those that compile many kernels, with "WithoutSpills" in their names, one with the label
-# kernels. Tests whose names contain one of the strings in `left_out` are not run.
+# entry. One process for each TEST would cost more than most tests, above all under the sanitizers. Two kinds of tests in a suite have entries of their
+# own: those with "cuda" in their names, which need a GPU and have the label gpu, and those with "WithoutSpills" in their names, which compile many kernels
+# and have the label kernels. Tests whose names contain one of the strings in `left_out` are not run.
 if(NOT EXISTS "${program}")
   add_test("${group}.not_built" "${program}")
   set_tests_properties("${group}.not_built" PROPERTIES LABELS "${group}")

@@ -389,7 +389,7 @@ struct GatherRing : Ring<SlotType, Stages> {
 };
 
 struct Target {
-  static constexpr bool multiplies_f32 = true;
+  static constexpr bool multiplies_f32 = true;  // operands of f32 are not rounded
   template <class T, class Tile, int Split>
   using Global = cpu::Global<T, Tile, Split>;
   template <class T>
