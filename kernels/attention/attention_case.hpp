@@ -211,7 +211,8 @@ class AttentionTest : public testing::TestWithParam<std::tuple<Device, DType>> {
 
 inline const std::vector<DType> kDTypes = {DType::f32, DType::f16, DType::bf16};
 
-/// Every device with these types, except f16 on the CPU, which runs the code of bf16. The suites Attention and AttentionBackward test it there.
+/// Every device with these types, except f16 on the CPU, which runs the code of bf16. The suites Attention and AttentionBackward test it
+/// there.
 inline const std::vector<std::tuple<Device, DType>> kDevicesAndDTypes = {{Device::cpu(), DType::f32},
                                                                          {Device::cpu(), DType::bf16},
                                                                          {Device::cuda(), DType::f32},
