@@ -137,6 +137,86 @@ struct Broadcasts {
   };
 };
 
+/// Two matrices of `in`, part by part: out = in, but only of the rows of a tile's part. Rows outside of a part are read as `fill`.
+template <class T, int R, int C, int Warps, int Width>
+struct Parts {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using X = Rows<Target, float, R, C, Warps, Width>;
+    struct Params {
+      Global<Target, const T, X> in;
+      Global<Target, T, X> out;
+      Global<Target, float, X> all;  ///< what was read: [2, tiles * R, C]
+      int first, count;              ///< the part of tile n is rows first + n R to first + n R + count - 1
+      float fill;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      const int first = p.first + t.m * R, count = max(min(p.count, p.in.rows - first), 0);
+      X x;
+      block.load(x, p.in.part(first, count, t.batch), 0, 0, 0, 0, Fill{p.fill});
+      block.store(x, p.all, t.m * R, 0, t.batch);
+      block.store(x, p.out.part(first, count, t.batch), 0, 0);
+    }
+  };
+};
+
+/// From rows of a tensor to values of a tile's rows and back: `out` = `in`, R columns at a time, and
+/// spread(row, col) = in(row) of the tile's row, for the tensor's row t.batch of matrix 1.
+template <class T, int R, int C, int Warps, int Width>
+struct VectorsFromRows {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using X = Rows<Target, float, R, C, Warps, Width>;
+    using Piece = Rows<Target, float, Warps, 128, Warps, 4>;
+    struct Params {
+      Global<Target, const T, Piece> in;
+      Global<Target, const T> in_any;  ///< the same, of any strides
+      Global<Target, T, Piece> out;
+      Global<Target, T> out_any;
+      Global<Target, float> spread;  ///< [in's rows, in's columns, C]
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X x;
+      RowVector<Target, float, X> v, w;
+      block.load_from_row(v, p.in, t.batch, t.m * R, 1);
+      block.load_from_row(w, p.in_any, t.batch, t.m * R, 1);
+      block.fill(x, 0.0f);
+      block.map(x, v, w, [](auto, auto a, auto b) { return 0.5f * a + 0.5f * b; });
+      block.store(x, p.spread, t.m * R, 0, t.batch);
+      block.store_to_row(v, p.out, t.batch, t.m * R, 1);
+      block.store_to_row(v, p.out_any, t.batch, t.m * R, 1);
+    }
+  };
+};
+
+/// The columns' sums of x and of y, R rows each, with one exchange: rows 0 and 1 of `sums` for each tile.
+template <int R, int C, int Warps>
+struct PairOfFolds {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    using X = Rows<Target, float, R, C, Warps>;
+    struct Params {
+      Global<Target, const float, X> x, y;
+      Global<Target, float, X> sums;  ///< [tiles, R, C], all rows the same: those of x plus 1000 times those of y
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X tiles[2];
+      ColumnVector<Target, float, X> sums[2];
+      block.load(tiles[0], p.x, t.m * R, 0);
+      block.load(tiles[1], p.y, t.m * R, 0);
+      block.column_fold(tiles, sums, [](auto a, auto b) { return a + b; });
+      block.map(tiles[0], sums[0], sums[1], [](auto, auto a, auto b) { return a + 1000.0f * b; });
+      block.store(tiles[0], p.sums, 0, 0, t.m);
+    }
+  };
+};
+
 /// A tile as Rows or as a Fragment, for kernels that do not mind which.
 template <int R, int C>
 struct InRows {

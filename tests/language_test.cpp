@@ -65,6 +65,126 @@ TEST_P(Language, FragmentsLoadAndStoreWithBounds) {
   expect_copies<CopyFragment<f16, float, 64, 8>, 64, 8>(device, DType::f16, DType::f32, random);
 }
 
+/// A part's rows are read and written as a tensor of their own: what is outside of it is `fill`, and stays as it is.
+template <class T, int R, int C, int Warps, int Width>
+void expect_parts(Device device, DType dtype, std::mt19937_64& random) {
+  for (const std::int64_t gap : {0, 3}) {  // whole pieces, and single elements
+    for (const auto& [first, count, rows] : {std::array{0, R, 3 * R}, {1, R - 2, 3 * R}, {2, 1, 2 * R}, {3, R, 2 * R + 1}, {2 * R, 5, R}}) {
+      SCOPED_TRACE(tw::format("gap {}, part of {} rows from {} of {}", gap, count, first, rows));
+      const int cols = C - 8, tiles = 2;
+      PlacedTensor in({2, rows, cols}, dtype, device, {.gap = gap}), out({2, rows, cols}, dtype, device, {.gap = gap});
+      PlacedTensor all({2, tiles * R, C}, DType::f32, device);
+      const std::vector<float> values = in.fill_random(random);
+      launch_kernel<Parts<T, R, C, Warps, Width>>(device, {tiles, 1, 2}, [&](auto& bind, auto& p) {
+        bind(p.in, in);
+        bind(p.out, out);
+        bind(p.all, all);
+        p.first = first;
+        p.count = count;
+        p.fill = 7;
+      });
+      const std::vector<double> read = all.values(), written = out.values();
+      for (int i = 0; i < 2; ++i) {
+        std::vector<bool> in_a_part(static_cast<std::size_t>(rows), false);
+        for (int row = 0; row < tiles * R; ++row) {
+          const int source = first + row;
+          const bool inside = row % R < count && source < rows;
+          if (inside) in_a_part[static_cast<std::size_t>(source)] = true;
+          for (int col = 0; col < C; ++col) {
+            const double expected =
+                inside && col < cols ? static_cast<double>(values[static_cast<std::size_t>((i * rows + source) * cols + col)]) : 7;
+            ASSERT_EQ(read[static_cast<std::size_t>((i * tiles * R + row) * C + col)], expected) << "row " << row << " column " << col;
+          }
+        }
+        for (int row = 0; row < rows; ++row) {
+          const std::size_t place = static_cast<std::size_t>((i * rows + row) * cols);
+          if (in_a_part[static_cast<std::size_t>(row)])
+            ASSERT_EQ(written[place], values[place]) << "row " << row;
+          else
+            ASSERT_TRUE(std::isnan(written[place])) << "row " << row;
+        }
+      }
+      ASSERT_TRUE(out.gaps_intact());
+    }
+  }
+}
+
+TEST_P(Language, PartsAreTensorsOfTheirOwn) {
+  expect_parts<bf16, 8, 128, 4, 8>(device, DType::bf16, random);
+  expect_parts<float, 16, 32, 4, 4>(device, DType::f32, random);
+  expect_parts<f16, 8, 256, 4, 4>(device, DType::f16, random);
+}
+
+template <class T, int R, int C, int Warps, int Width>
+void expect_vectors_from_rows(Device device, DType dtype, std::mt19937_64& random) {
+  for (const std::int64_t cols : {R, 2 * R - 4, 2 * R - 3, 3}) {  // the last two are not whole pieces
+    SCOPED_TRACE(tw::format("{} columns", cols));
+    const std::int64_t rows = 3;
+    PlacedTensor in({2, rows, cols}, dtype, device), out({2, rows, cols}, dtype, device),
+        out_any({2, rows, cols}, dtype, device, {.gap = 5});
+    PlacedTensor spread({rows, cols, C}, DType::f32, device);
+    const std::vector<float> values = in.fill_random(random);
+    launch_kernel<VectorsFromRows<T, R, C, Warps, Width>>(device, {ceil_div(static_cast<int>(cols), R), 1, static_cast<int>(rows)},
+                                                          [&](auto& bind, auto& p) {
+                                                            bind(p.in, in);
+                                                            bind(p.in_any, in);
+                                                            bind(p.out, out);
+                                                            bind(p.out_any, out_any);
+                                                            bind(p.spread, spread);
+                                                          });
+    const std::vector<double> got = spread.values(), stored = out.values(), stored_any = out_any.values();
+    for (std::int64_t n = 0; n < rows * cols; ++n) {
+      const auto place = static_cast<std::size_t>(rows * cols + n);
+      for (std::int64_t c = 0; c < C; ++c) ASSERT_EQ(got[static_cast<std::size_t>(n * C + c)], values[place]) << n;
+      ASSERT_EQ(stored[place], values[place]) << n;
+      ASSERT_EQ(stored_any[place], values[place]) << n;
+      ASSERT_TRUE(std::isnan(stored[static_cast<std::size_t>(n)])) << n;
+    }
+    ASSERT_TRUE(out_any.gaps_intact());
+  }
+}
+
+TEST_P(Language, RowsBecomeVectorsOfRows) {
+  expect_vectors_from_rows<bf16, 32, 128, 4, 4>(device, DType::bf16, random);
+  expect_vectors_from_rows<float, 128, 32, 4, 4>(device, DType::f32, random);
+  expect_vectors_from_rows<f16, 16, 256, 4, 8>(device, DType::f16, random);
+}
+
+template <int R, int C, int Warps>
+void expect_pair_of_folds(Device device, std::mt19937_64& random) {
+  constexpr int tiles = 3;
+  PlacedTensor x({tiles * R, C}, DType::f32, device), y({tiles * R, C}, DType::f32, device), sums({tiles, R, C}, DType::f32, device);
+  const auto integers = [&](PlacedTensor& tensor) {  // whose sums are exact
+    std::vector<float> values(tiles * R * C);
+    for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 9) - 4);
+    tensor.fill(values);
+    return values;
+  };
+  const std::vector<float> of_x = integers(x), of_y = integers(y);
+  launch_kernel<PairOfFolds<R, C, Warps>>(device, {tiles}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.y, y);
+    bind(p.sums, sums);
+  });
+  const std::vector<double> got = sums.values();
+  for (int t = 0; t < tiles; ++t) {
+    for (int col = 0; col < C; ++col) {
+      double expected = 0;
+      for (int row = 0; row < R; ++row) {
+        const auto place = static_cast<std::size_t>((t * R + row) * C + col);
+        expected += static_cast<double>(of_x[place]) + 1000 * static_cast<double>(of_y[place]);
+      }
+      for (int row = 0; row < R; ++row) ASSERT_EQ(got[static_cast<std::size_t>((t * R + row) * C + col)], expected) << "tile " << t;
+    }
+  }
+}
+
+TEST_P(Language, ColumnsOfTwoTilesFoldTogether) {
+  expect_pair_of_folds<128, 32, 4>(device, random);
+  expect_pair_of_folds<8, 256, 8>(device, random);
+  expect_pair_of_folds<1, 512, 4>(device, random);
+}
+
 template <class Kernel, int R, int C>
 void expect_row_softmax(Device device, DType dtype, std::mt19937_64& random) {
   for (const auto& [rows, cols] : {std::pair{R, C}, {3 * R - 1, C}, {R, C - 1}, {2 * R + 1, 1}, {1, C / 2 + 1}}) {

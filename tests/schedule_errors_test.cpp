@@ -7,6 +7,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
 namespace tw::test {
@@ -262,6 +263,22 @@ struct LiesBefore : Steps<1, 1, -64> {
 TEST_F(ScheduleErrors, TilesThatBeginBeforeTheirTensor) {
   expect_error<Error>([&] { run<BeginsBefore, 2>(); }, {"schedule", "begins before its tensor and ends inside"});
   EXPECT_NO_THROW((run<LiesBefore, 2>()));
+}
+
+/// Parts of a tensor of 4 rows, for the CPU and the analysis.
+template <class G>
+void expect_parts_inside() {
+  G tensor{};
+  tensor.rows = 4;
+  EXPECT_EQ(tensor.part(1, 3).rows, 3);
+  EXPECT_EQ(tensor.part(7, 0).rows, 0);
+  for (const auto& [first, count] : {std::pair{1, 4}, {-1, 2}, {4, 1}, {0, -1}})
+    expect_error<Error>([&] { static_cast<void>(tensor.part(first, count)); }, {"schedule", "a part of a tensor has rows outside of it"});
+}
+
+TEST_F(ScheduleErrors, PartsThatLeaveTheirTensor) {
+  expect_parts_inside<cpu::Global<const float>>();
+  expect_parts_inside<analysis::Global<const float>>();
 }
 
 TEST_F(ScheduleErrors, LeaveTheNextLaunchAlone) {

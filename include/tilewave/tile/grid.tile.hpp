@@ -56,6 +56,22 @@ struct BoundView {
   }
   TW_INLINE constexpr detail::MapTile map_tile() const { return {static_cast<detail::MapElement>(size_i), rows, cols, size_j}; }
 };
+namespace detail {
+/// Global::part(): `count` rows of one matrix of `tensor` as a tensor of their own. `data`: their first element.
+template <class G>
+TW_INLINE constexpr G part(G tensor, void* data, int count) {
+  tensor.data = data;
+  tensor.rows = count;
+  tensor.size_i = tensor.size_j = 1;
+  return tensor;
+}
+/// What is wrong with a part, or null.
+template <class G>
+constexpr const char* part_outside(const G& tensor, int first, int count) {
+  if (count == 0 || (count > 0 && first >= 0 && first + count <= tensor.rows)) return nullptr;
+  return "a part of a tensor has rows outside of it: on a GPU they would be read and written";
+}
+}  // namespace detail
 /// The view for an optional tensor that a call leaves out: no element is inside it.
 inline constexpr BoundView kNoTensor{nullptr, 0, 0, 0, 0, 0, 0, 0, 0};
 

@@ -268,6 +268,11 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     vector.x = tile.x;
     cost += cost_of([&] { vector.x = apply(f, vector.x, tile.x); }) * (static_cast<u64>(R - 1) * C);
   }
+  template <class T, int R, int C, TileKind kKind, int kCount, class Fn>
+  void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], ColumnVector<T, Fragment<T, R, C, kKind>> (&vectors)[kCount],
+                   Fn f) const {
+    for (int n = 0; n < kCount; ++n) column_fold(tiles[n], vectors[n], f);
+  }
   template <class T, int R, int C, TileKind kKind, int kCount, class To, class Fn>
   void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], To& to, Fn f) const {
     to.x = tiles[0].x;
@@ -342,8 +347,17 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     to.x = decltype(to.x)(1.0f);
   }
   template <class T, class Tile, class G>
+  void load_from_row(RowVector<T, Tile>& to, const G& from, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, 1, Tile::rows);
+    to.x = decltype(to.x)(1.0f);
+  }
+  template <class T, class Tile, class G>
   void store(const RowVector<T, Tile>&, const G& to, int row, int col, int = 0, int = 0) const {
     tally.written[to.place] += to.bytes(row, col, Tile::rows, 1);
+  }
+  template <class T, class Tile, class G>
+  void store_to_row(const RowVector<T, Tile>&, const G& to, int row, int col, int = 0, int = 0) const {
+    tally.written[to.place] += to.bytes(row, col, 1, Tile::rows);
   }
   /// Returns a plain number, like the targets that compute. Arithmetic that involves nothing else is not counted.
   template <class G>

@@ -83,6 +83,10 @@ struct Global : GlobalView {
   Pointer<E> at(int row, int col, int i, int j) const {
     return Pointer<E>(static_cast<E*>(data), place) + (j * stride_j + i * stride_i + row * stride_row + col * stride_col);
   }
+  Global part(int first, int count, int i = 0, int j = 0) const {
+    if (const char* const wrong = tw::detail::part_outside(*this, first, count)) schedule_error(wrong);
+    return tw::detail::part(*this, static_cast<Element*>(data) + (j * stride_j + i * stride_i + first * stride_row), count);
+  }
 };
 
 /// How many of the first `count` rows of a window that begins at (row, i, j) are inside a tensor.

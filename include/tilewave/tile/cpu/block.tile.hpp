@@ -255,6 +255,11 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   TW_INLINE void column_fold(const Fragment<T, R, C, kKind>& rows, ColumnVector<T, Fragment<T, R, C, kKind>>& vector, Fn f) const {
     reduce_columns(rows, vector, f);
   }
+  template <class T, int R, int C, TileKind kKind, int kCount, class Fn>
+  TW_INLINE void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], ColumnVector<T, Fragment<T, R, C, kKind>> (&vectors)[kCount],
+                             Fn f) const {
+    for (int n = 0; n < kCount; ++n) reduce_columns(tiles[n], vectors[n], f);
+  }
   template <class T, int R, int C, TileKind kKind, int kCount, class To, class Fn>
   TW_INLINE void column_fold(const Fragment<T, R, C, kKind> (&tiles)[kCount], To& to, Fn f) const {
     static_assert(To::kind == TileKind::rows && To::cols == C && To::rows >= kCount, "column_fold() of several tiles makes a row of each");
@@ -330,15 +335,27 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       to.x[n] = has_col && rows.has(n) ? tw::to<T>(*from.template at<const E>(row + n, col, i, j)) : tw::to<T>(fill.value);
   }
   template <class T, class Tile, class G>
+  TW_INLINE void load_from_row(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    load_row(to.x, to.size, from, row, col, row >= 0 && row < from.rows ? Extent(col, to.size, from.cols) : Extent{}, i, j, Fill{});
+  }
+  template <class T, class Tile, class G>
   TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
     using E = typename G::Element;
     const Extent rows(row, from.size, to.rows);
     if (col < 0 || col >= to.cols) return;
     for (int n = rows.begin; n < rows.end; ++n) *to.template at<E>(row + n, col, i, j) = tw::to<E>(from.x[n]);
   }
+  template <class T, class Tile, class G>
+  TW_INLINE void store_to_row(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    if (row < 0 || row >= to.rows) return;
+    const Extent cols(col, from.size, to.cols);
+    for (int n = cols.begin; n < cols.end; ++n) *to.template at<E>(row, col + n, i, j) = tw::to<E>(from.x[n]);
+  }
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
-    return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
+    const bool inside = row >= 0 && row < from.rows && col >= 0 && col < from.cols;
+    return inside ? static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j)) : 0.0f;
   }
   template <class F, class G>
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {

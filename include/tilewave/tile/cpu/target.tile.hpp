@@ -63,6 +63,14 @@ struct Global : GlobalView {
 
   /// The tensor's type, if Element is AnyFloat.
   [[no_unique_address]] conditional<any_float, AnyFloat::Type, NoType> type;
+
+  Global part(int first, int count, int i = 0, int j = 0) const {
+    if (const char* const wrong = tw::detail::part_outside(*this, first, count)) schedule_error(wrong);
+    if constexpr (any_float) {
+      if (type == AnyFloat::Type::f32) return tw::detail::part(*this, this->template at<float>(first, 0, i, j), count);
+    }
+    return tw::detail::part(*this, this->template at<Element>(first, 0, i, j), count);
+  }
 };
 
 /// Calls f(global), with an AnyFloat Global converted to a Global of its actual type.

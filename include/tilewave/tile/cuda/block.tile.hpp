@@ -116,7 +116,11 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   }
   template <class F, class Fn>
   TW_INLINE void column_fold(const F& rows, ColumnVector<float, F>& vector, Fn f) const {
-    cuda::column_fold(*this, rows, vector, f);
+    cuda::fold_columns<kWarps, 1>(*this, &rows, &vector, f);
+  }
+  template <class F, int kCount, class Fn>
+  TW_INLINE void column_fold(const F (&tiles)[kCount], ColumnVector<float, F> (&vectors)[kCount], Fn f) const {
+    cuda::fold_columns<kWarps, kCount>(*this, tiles, vectors, f);
   }
   template <class F, int kCount, class To, class Fn>
   TW_INLINE void column_fold(const F (&tiles)[kCount], To& to, Fn f) const {

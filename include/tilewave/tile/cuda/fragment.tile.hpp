@@ -121,6 +121,7 @@ struct Rows {
   T x[size];
 
   TW_INLINE static constexpr int row(const Position& p, int i) {
+    if constexpr (R == 1) return 0;  // the compiler does not know how many warps there are
     return (i / share * Warps + p.block_warp() / row_warps) * warp_rows + p.lane / row_lanes;
   }
   TW_INLINE static constexpr int col(const Position& p, int i) {

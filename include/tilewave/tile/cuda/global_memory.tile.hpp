@@ -48,6 +48,27 @@ struct GlobalMemory : Elements<kWarps> {
   }
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    using F = Rows<T, R, C, Warps, Width>;
+    if constexpr (!moves_in_words<G, kPieceLoads>) {
+      if (pieces<F, kPieceLoads>(from, col0)) {
+        using E = typename G::Element;
+        Base::template own<F>();
+        Words<E, F::width> words[F::row_count][F::pieces];
+        // Distances between a thread's rows are constants.
+        constexpr int step = Warps * F::warp_rows;
+        const Position at = here();
+        const int row = row0 + F::row(at, 0), col = col0 + F::col(at, 0);
+        const E* const first = from.template piece_at<const E>(row, col, i, j);
+        TW_UNROLL
+        for (int r = 0; r < F::row_count; ++r) {
+          TW_UNROLL
+          for (int n = 0; n < F::pieces; ++n)
+            words[r][n].load_if(from.inside(row + r * step, col + n * F::piece_step),
+                                first + r * step * from.stride_row + n * F::piece_step, value_of<E>(fill));
+        }
+        return unpack<F>(words, to);
+      }
+    }
     gather(
         to, from, [row0](int row) { return row0 + row; }, col0, i, j, fill);
   }
@@ -68,11 +89,7 @@ struct GlobalMemory : Elements<kWarps> {
       for (int r = 0; r < F::row_count; ++r)
         load_row<F>(words[r], from, row_of(F::row(at, F::in_row(r, 0))), col0 + F::col(at, 0), i, j, value_of<E>(fill));
     }
-    TW_UNROLL
-    for (int r = 0; r < F::row_count; ++r) {
-      TW_UNROLL
-      for (int n = 0; n < F::pieces; ++n) words[r][n].unpack(to.x + F::in_row(r, n * F::width));
-    }
+    unpack<F>(words, to);
   }
   /// Loads the columns from `col` on of the tensor's row `row` (0 if the tensor is a vector), with `fill` outside the tensor.
   template <class T, class Tile, class G>
@@ -103,6 +120,23 @@ struct GlobalMemory : Elements<kWarps> {
     TW_UNROLL
     for (int n = 0; n < size; ++n) words[n].unpack(to.x + n);
   }
+  /// Loads the columns from `col` on of the tensor's row `row` as the vector's rows: value r is element (row, col + r), or 0 outside.
+  template <class T, class Tile, class G>
+  TW_INLINE void load_from_row(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    const Position at = here();
+    constexpr int size = RowVector<T, Tile>::size;
+    Words<E, 1> words[size];
+    const i64 step = kPieceLoads && moves_in_pieces<typename G::TileType> ? 1 : from.stride_col;
+    const E* const first = from.template at<const E>(row, 0, i, j) + (col + to.row(at, 0)) * step;
+    TW_UNROLL
+    for (int n = 0; n < size; ++n) {
+      const int distance = to.row(at, n) - to.row(at, 0);
+      words[n].load_if(from.inside(row, col + to.row(at, 0) + distance), first + distance * step, E{});
+    }
+    TW_UNROLL
+    for (int n = 0; n < size; ++n) words[n].unpack(to.x + n);
+  }
   /// Stores the vector's values into column `col`, from row `row` on.
   template <class T, class Tile, class G>
   TW_INLINE void store(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
@@ -115,10 +149,27 @@ struct GlobalMemory : Elements<kWarps> {
       if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
     }
   }
-  /// Returns one element as f32, in every thread. It must be inside the tensor.
+  /// Stores the vector's values into row `row`, from column `col` on.
+  template <class T, class Tile, class G>
+  TW_INLINE void store_to_row(const RowVector<T, Tile>& from, const G& to, int row, int col, int i = 0, int j = 0) const {
+    using E = typename G::Element;
+    if (!owns_rows(from)) return;
+    const Position at = here();
+    const i64 step = kPieceStores && moves_in_pieces<typename G::TileType> ? 1 : to.stride_col;
+    E* const first = to.template at<E>(row, 0, i, j) + (col + from.row(at, 0)) * step;
+    TW_UNROLL
+    for (int n = 0; n < from.size; ++n) {
+      const int distance = from.row(at, n) - from.row(at, 0);
+      if (to.inside(row, col + from.row(at, 0) + distance)) first[distance * step] = tw::to<E>(from.x[n]);
+    }
+  }
+  /// Returns one element as f32, in every thread, or 0 outside the tensor.
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
-    return static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j));
+    using E = typename G::Element;
+    Words<E, 1> word;
+    word.load_if(from.inside(row, col), from.template at<const E>(row, col, i, j), E{});
+    return static_cast<float>(word.get(0));
   }
   /// Stores the tile, rounded to the tensor's type. Elements outside the tensor are dropped.
   template <class F, class G>
@@ -141,18 +192,27 @@ struct GlobalMemory : Elements<kWarps> {
       });
       if (stored) return;
     }
-    TW_UNROLL
-    for (int r = 0; r < F::row_count; ++r) {
-      const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
-      if (pieces<F, kPieceStores>(to, col0)) {
+    if (pieces<F, kPieceStores>(to, col0)) {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) {
+        const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
         E* const first = to.template piece_at<E>(row, col, i, j);
         TW_UNROLL
         for (int n = 0; n < F::pieces; ++n) {
           Words<E, F::width> words;
           words.pack(from.x + F::in_row(r, n * F::width));
-          if (to.inside(row, col + n * F::piece_step)) words.store(first + n * F::piece_step);
+          const bool inside = to.inside(row, col + n * F::piece_step);
+          // A branch between the stores of several rows keeps the compiler from holding all of them in registers.
+          if constexpr (F::row_count == 1)
+            words.store_if(inside, first + n * F::piece_step);
+          else if (inside)
+            words.store(first + n * F::piece_step);
         }
-      } else {
+      }
+    } else {
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) {
+        const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
         TW_UNROLL
         for (int n = 0; n < F::share; ++n) {
           const int c = ptx::opaque(col + n / F::width * F::piece_step + n % F::width);
@@ -176,6 +236,15 @@ struct GlobalMemory : Elements<kWarps> {
   }
 
  protected:
+  /// The elements of loaded pieces.
+  template <class F, class W>
+  static TW_INLINE void unpack(const W (&words)[F::row_count][F::pieces], F& to) {
+    TW_UNROLL
+    for (int r = 0; r < F::row_count; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < F::pieces; ++n) words[r][n].unpack(to.x + F::in_row(r, n * F::width));
+    }
+  }
   static constexpr int kAllRows = 0x7fffffff;  ///< rows_end for "all rows": the tensor's own bound applies
   template <class T, int width>
   using Piece = cuda::Piece<T, width>;

@@ -109,6 +109,10 @@ struct Global : conditional<copied_by_tma<Tile>, MappedView, GlobalView> {
     if constexpr (copied_by_tma<Tile>)
       this->set_map_tile({tw::detail::map_element<Element>, Tile::box_rows / Split, Tile::box_cols, swizzle_of<Tile>()});
   }
+  TW_INLINE Global part(int first, int count, int i = 0, int j = 0) const {
+    static_assert(!copied_by_tma<Tile>, "part() is for tensors that compute loads and stores");
+    return tw::detail::part(*this, this->template at<Element>(first, 0, i, j), count);
+  }
 };
 
 /// All columns of a tile in shared memory, or some, as a different operand.
@@ -328,6 +332,16 @@ struct Words {
         for (int k = 0; k < at_once; ++k) raw.w[k] = w[n + k];
         reinterpret_cast<Raw*>(to)[n / at_once] = raw;
       }
+    }
+  }
+  TW_INLINE void store_if(bool inside, T* to) const {
+    if constexpr (bytes % 16 == 0) {
+      TW_UNROLL
+      for (int n = 0; n < count; n += 4) ptx::store_16_if(inside, reinterpret_cast<u32*>(to) + n, w + n);
+    } else if constexpr (bytes == 8) {
+      ptx::store_8_if(inside, to, w);
+    } else if (inside) {
+      store(to);
     }
   }
   TW_INLINE void load_if(bool inside, const T* from, T otherwise) {

@@ -294,6 +294,17 @@ TW_INLINE void store_16(void* to, const u32* w) {
 }
 TW_INLINE void store_8(void* to, const u32* w) { TW_ASM("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory"); }
 TW_INLINE void store_4(void* to, const u32* w) { TW_ASM("st.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory"); }
+// Under a predicate, so that the code around a store is not cut into parts by a branch.
+TW_INLINE void store_16_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "r"(w[0]), "r"(w[1]),
+         "r"(w[2]), "r"(w[3]), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void store_8_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to), "r"(w[0]), "r"(w[1]),
+         "r"(static_cast<u32>(inside))
+         : "memory");
+}
 
 /// Waits until another block has made *counter `value`. What that block wrote before can be seen then.
 TW_INLINE void await(const u32* counter, u32 value) {

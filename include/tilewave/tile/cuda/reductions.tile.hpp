@@ -31,43 +31,47 @@ TW_INLINE void column_reduce(const Threads<kWarps>& block, const F& fragment, Co
   block.sync();
 }
 
-/// vector[col] = f(f(a, b), c)... over the column's elements, in an order that is the same in every run. f must be associative and
-/// commutative.
-template <int kWarps, int R, int C, int Warps, int Width, class Fn>
-TW_INLINE void column_fold([[maybe_unused]] const Threads<kWarps>& block, const Rows<float, R, C, Warps, Width>& rows,
-                           ColumnVector<float, Rows<float, R, C, Warps, Width>>& vector, Fn f) {
+/// vectors[t][col] = f(f(a, b), c)... over the elements of that column of tiles[t], in an order that is the same in every run. f must be
+/// associative and commutative.
+template <int kWarps, int kCount, int R, int C, int Warps, int Width, class Fn>
+TW_INLINE void fold_columns([[maybe_unused]] const Threads<kWarps>& block, const Rows<float, R, C, Warps, Width>* tiles,
+                            ColumnVector<float, Rows<float, R, C, Warps, Width>>* vectors, Fn f) {
   using F = Rows<float, R, C, Warps, Width>;
   constexpr int warps = Warps / F::row_warps;  // the warps that hold the same column
+  constexpr int size = F::column_count;
   TW_UNROLL
-  for (int n = 0; n < vector.size; ++n) {
-    vector.x[n] = rows.x[n];
+  for (int e = 0; e < kCount * size; ++e) {
+    const int t = e / size, n = e % size;
+    float& x = vectors[t].x[n] = tiles[t].x[n];
     TW_UNROLL
-    for (int r = 1; r < F::row_count; ++r) vector.x[n] = f(vector.x[n], rows.x[F::in_row(r, n)]);
+    for (int r = 1; r < F::row_count; ++r) x = f(x, tiles[t].x[F::in_row(r, n)]);
     TW_UNROLL
-    for (int mask = F::row_lanes; mask < 32; mask *= 2) vector.x[n] = f(vector.x[n], ptx::shuffle_xor(vector.x[n], mask));
+    for (int mask = F::row_lanes; mask < 32; mask *= 2) x = f(x, ptx::shuffle_xor(x, mask));
   }
   if constexpr (warps > 1) {
 #if TW_ON_GPU
     // Pieces of up to 16 bytes; neighbouring lanes write neighbouring pieces.
     const Position& at = block.at;
     constexpr int piece = F::width % 4 == 0 ? 4 : F::width;
-    __shared__ Piece<float, piece> partial[warps][C / piece];
+    __shared__ Piece<float, piece> partial[warps][kCount][C / piece];
     const int warp = at.block_warp() / F::row_warps;
     TW_UNROLL
-    for (int n = 0; n < vector.size; n += piece) {
+    for (int e = 0; e < kCount * size; e += piece) {
+      const int t = e / size, n = e % size;
       Piece<float, piece> mine;
       TW_UNROLL
-      for (int k = 0; k < piece; ++k) mine.x[k] = vector.x[n + k];
-      partial[warp][vector.col(at, n) / piece] = mine;
+      for (int k = 0; k < piece; ++k) mine.x[k] = vectors[t].x[n + k];
+      partial[warp][t][F::col(at, n) / piece] = mine;
     }
     block.sync();
     TW_UNROLL
-    for (int n = 0; n < vector.size; n += piece) {
+    for (int e = 0; e < kCount * size; e += piece) {
+      const int t = e / size, n = e % size;
       TW_UNROLL
       for (int w = 0; w < warps; ++w) {
-        const Piece<float, piece> other = partial[w][vector.col(at, n) / piece];
+        const Piece<float, piece> other = partial[w][t][F::col(at, n) / piece];
         TW_UNROLL
-        for (int k = 0; k < piece; ++k) vector.x[n + k] = w == 0 ? other.x[k] : f(vector.x[n + k], other.x[k]);
+        for (int k = 0; k < piece; ++k) vectors[t].x[n + k] = w == 0 ? other.x[k] : f(vectors[t].x[n + k], other.x[k]);
       }
     }
     block.sync();  // the next fold writes to the same memory
