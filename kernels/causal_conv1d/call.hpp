@@ -14,6 +14,8 @@ namespace tw::kernels::causal_conv1d {
 
 /// Columns of a tile on the CPU and of a narrow one on the GPU: 4 for each thread.
 inline constexpr int kNarrow = 512;
+/// Columns of a tile of the backward pass on the GPU: 2 for each thread.
+inline constexpr int kBackwardCols = 256;
 
 /// A checked call. Tensors are as the kernels take them.
 struct Call {
@@ -39,6 +41,13 @@ struct Call {
   }
   int batches() const { return cu_seqlens ? 1 : static_cast<int>(x.shape(0)); }
 };
+
+/// Whether a thread of a GPU has 8 channels of the forward pass, 16 bytes of a 16-bit type. Few channels are better spread over more
+/// threads.
+inline bool is_wide(const Call& call) {
+  const int channels = call.channels();
+  return size_of(call.x.dtype()) == 2 && (channels % (2 * kNarrow) == 0 || channels > 8 * kNarrow);
+}
 
 /// The tensor, or null if it is absent.
 inline const Tensor* given(const std::optional<Tensor>& t) { return t ? &*t : nullptr; }
@@ -90,7 +99,7 @@ inline TileGrid sums_grid(const Call& call) { return {1, tiles_of(call.channels(
 Call check_forward(const char* op, const char* state, const Tensor& x, const Tensor& weight, const Tensor& y,
                    const CausalConv1dOptions& options);
 Call check_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& dx, const CausalConv1dBackwardOptions& options);
-/// Rounds the length of a run to what the call's size and its device ask for. The backward pass has longer ones: each run leaves sums.
+/// Steps of a run, a multiple of 8.
 int run_length(const Call& call, bool backward);
 
 void forward_on_cpu(const Call& call);

@@ -62,7 +62,7 @@ Call check_common(const char* op, const Tensor& x, const Tensor& weight, const c
 
 /// The grid of a launch is limited.
 void check_grid(const Call& call) {
-  const std::int64_t tiles = std::int64_t{call.runs()} * tiles_of(call.channels(), kNarrow) * std::max(call.batches(), 1);
+  const std::int64_t tiles = std::int64_t{call.runs()} * tiles_of(call.channels(), kBackwardCols) * std::max(call.batches(), 1);
   require(tiles <= kLargestExtent, "{}: x is {}, which is {} tiles; they are limited to {}", call.op, call.x, tiles, kLargestExtent);
 }
 
@@ -70,14 +70,16 @@ void check_grid(const Call& call) {
 
 int run_length(const Call& call, bool backward) {
   // The steps before a run are read twice, and those of the backward pass again after it: a run of 16 steps reads a fifth more, mostly
-  // from the L2 cache. A run of the backward pass also leaves sums: of 64 steps, 5 % of the bytes, and as much again to read them. Shorter
-  // runs fill the device, which holds four blocks per SM: seven are almost two rounds of equal blocks.
-  const int longest = backward ? 256 : 128, shortest = 16, cols = backward ? kNarrow : 2 * kNarrow;
-  const std::int64_t enough = call.stream.device().is_cuda() ? 7 * std::int64_t{device_info(call.stream.device()).units} : 16;
-  const std::int64_t tiles = std::int64_t{tiles_of(call.channels(), cols)} * call.x.shape(0) * call.x.shape(1);  // of one step
-  int run = longest;
-  while (run > shortest && tiles / run < enough) run /= 2;
-  return run;
+  // from the L2 cache. A run of the backward pass also leaves sums: of 64 steps, 5 % of the bytes, and as much again to read them. All
+  // runs take as long, so there are as many as make the device's blocks busy a whole number of times.
+  constexpr int shortest = 16, longest = 256, step = 8;
+  const bool wide = !backward && is_wide(call), on_gpu = call.stream.device().is_cuda();
+  const int cols = wide ? 2 * kNarrow : backward ? kBackwardCols : kNarrow;
+  const int blocks = backward ? kBackwardBlocks : forward_blocks(wide ? 8 : 4, static_cast<int>(size_of(call.x.dtype())));
+  const std::int64_t at_once = on_gpu ? blocks * std::int64_t{device_info(call.stream.device()).units} : 16;
+  const std::int64_t steps = std::int64_t{tiles_of(call.channels(), cols)} * call.x.shape(0) * call.x.shape(1);  // of all tiles
+  const std::int64_t rounds = std::max<std::int64_t>(ceil_div(steps, longest * at_once), 2);
+  return static_cast<int>(std::clamp<std::int64_t>(ceil_div(ceil_div(steps, rounds * at_once), step) * step, shortest, longest));
 }
 
 Call check_forward(const char* op, const char* state, const Tensor& x, const Tensor& weight, const Tensor& y,

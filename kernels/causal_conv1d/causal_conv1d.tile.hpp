@@ -7,9 +7,12 @@
 
 namespace tw::kernels::causal_conv1d {
 
-/// Time steps whose loads are in flight together: as many as registers hold. 16-bit inputs wait packed.
-template <class X, int Width>
-inline constexpr int kSteps = Width == 4 && sizeof(X) == 2 ? 8 : 4;
+/// Time steps whose loads are in flight together, and blocks for each SM, which leave each thread the registers for that: the best of those
+/// measured on an H200 (NOTES.md).
+constexpr int forward_steps(int width) { return width == 8 ? 8 : 4; }
+constexpr int forward_blocks(int width, int bytes_of_x) { return width == 8 ? 4 : bytes_of_x == 2 ? 8 : 6; }
+constexpr int backward_steps(int bytes_of_x) { return bytes_of_x == 2 ? 8 : 2; }
+inline constexpr int kBackwardBlocks = 7;
 
 /// Part of a sequence: the time steps from `first` to `end` - 1.
 struct Run {
@@ -80,15 +83,33 @@ struct Forward {
 
   template <class Target>
   struct On {
-    static constexpr int min_blocks = Width == 8              ? 4
-                                      : kSteps<X, Width> == 8 ? 5
-                                                              : 6;  ///< registers for these: 32 to 48 KB of loads in flight
+    static constexpr int kSteps = forward_steps(Width);
+    static constexpr int min_blocks = forward_blocks(Width, sizeof(X));
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, X, Values> y;
       Global<Target, X> final_state;  ///< as the initial state
     };
 
+    /// The steps from `time` on; with kWhole all of them are of the run.
+    template <int kSilu, bool kWhole>
+    TW_INLINE static void filter(auto& block, const Params& p, const Run& run, int time, int col, const auto* taps, const auto& bias,
+                                 Values* x) {
+      const int count = kWhole ? kSteps : run.end - time;
+      const auto x_rows = p.x.part(time, count, run.i);
+      const auto y_rows = p.y.part(time, count, run.i);
+      Values y;
+      TW_UNROLL
+      for (int n = 0; n < kSteps; ++n) block.load(x[kTaps - 1 + n], x_rows, n, col);
+      TW_UNROLL
+      for (int n = 0; n < kSteps; ++n) {
+        convolve<kTaps>(block, x + n, taps, bias, y);
+        if (kSilu != 0) block.map(y, [](auto v) { return v * sigmoid(v); });
+        block.store(y, y_rows, n, col);
+      }
+      TW_UNROLL
+      for (int n = 0; n < kTaps - 1; ++n) x[n] = x[kSteps + n];
+    }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const Run run = p.sequences.find(t);
       const int col = t.n * C;
@@ -96,21 +117,15 @@ struct Forward {
       TW_UNROLL
       for (int k = 0; k < kTaps; ++k) block.load(taps[k], p.weight, k, col);
       block.load(bias, p.bias, 0, col);
-      Values x[kTaps - 1 + kSteps<X, Width>], y;
+      Values x[kTaps - 1 + kSteps];
       load_history<kTaps>(block, p, x, run, run.first, col);
-      TW_NO_UNROLL
-      for (int time = run.first; time < run.end; time += kSteps<X, Width>) {
-        TW_UNROLL
-        for (int n = 0; n < kSteps<X, Width>; ++n) block.load(x[kTaps - 1 + n], p.x, time + n, col, run.i);
-        TW_UNROLL
-        for (int n = 0; n < kSteps<X, Width>; ++n) {
-          convolve<kTaps>(block, x + n, taps, bias, y);
-          if (p.silu) block.map(y, [](auto v) { return v * sigmoid(v); });
-          if (time + n < run.end) block.store(y, p.y, time + n, col, run.i);
-        }
-        TW_UNROLL
-        for (int n = 0; n < kTaps - 1; ++n) x[n] = x[kSteps<X, Width> + n];
-      }
+      const auto walk = [&]<int kSilu>(Constant<kSilu>) {
+        int time = run.first;
+        TW_NO_UNROLL
+        for (; time + kSteps <= run.end; time += kSteps) filter<kSilu, true>(block, p, run, time, col, taps, bias, x);
+        if (time < run.end) filter<kSilu, false>(block, p, run, time, col, taps, bias, x);
+      };
+      p.silu ? walk(Constant<1>{}) : walk(Constant<0>{});
       if (!run.last || p.final_state.cols == 0) return;
       // All of the initial state is read before the final state is written, which may be in its place.
       load_history<kTaps>(block, p, x, run, run.sequence_end, col);
@@ -122,8 +137,7 @@ struct Forward {
 
 /// dz, the gradient of the sums before the activation, from that of y: dz = dy silu'(z).
 template <int kTaps>
-TW_INLINE void differentiate(auto& block, bool silu, const auto* x, const auto* taps, const auto& bias, auto& dy) {
-  if (!silu) return;
+TW_INLINE void apply_derivative(auto& block, const auto* x, const auto* taps, const auto& bias, auto& dy) {
   auto z = x[0];
   convolve<kTaps>(block, x, taps, bias, z);
   block.map(dy, z, [](auto d, auto v) {
@@ -149,7 +163,8 @@ struct Backward {
 
   template <class Target>
   struct On {
-    static constexpr int min_blocks = sizeof(W) == 2 ? 4 : 3;  ///< a filter of f32 does not wait packed; 48 to 64 KB of loads in flight
+    static constexpr int kSteps = backward_steps(sizeof(X));
+    static constexpr int min_blocks = kBackwardBlocks;
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, const X, Values> dy;
@@ -159,6 +174,50 @@ struct Backward {
       int runs;                            ///< of a batch
     };
 
+    /// The steps from `time` on. dx[n] is that of step time - (taps - 1) + n. With kInside all steps of which dz or dx are computed are of
+    /// the run, and none is among the last, to which the final state's gradient adds.
+    template <int kSilu, bool kInside>
+    TW_INLINE static void differentiate(auto& block, const Params& p, const Run& run, int time, int col, const auto* taps, const auto& bias,
+                                        Values* x, Values* dx, Values* dw) {
+      constexpr int kHistory = kTaps - 1;
+      const int count = kInside ? kSteps : max(min(run.sequence_end - time, kSteps), 0);  // zeros after the sequence's end
+      const auto x_rows = p.x.part(time, count, run.i), dy_rows = p.dy.part(time, count, run.i);
+      Values dz[kSteps];
+      TW_UNROLL
+      for (int n = 0; n < kSteps; ++n) {
+        block.load(x[kHistory + n], x_rows, n, col);
+        block.load(dz[n], dy_rows, n, col);
+        block.fill(dx[kHistory + n], 0.0f);
+      }
+      TW_UNROLL
+      for (int n = 0; n < kSteps; ++n) {
+        if (kSilu != 0) apply_derivative<kTaps>(block, x + n, taps, bias, dz[n]);
+        TW_UNROLL
+        for (int k = 0; k < kTaps; ++k) block.map(dx[n + k], dz[n], taps[k], [](auto s, auto d, auto w) { return s + d * w; });
+        if (!kInside && time + n >= run.end) continue;
+        TW_UNROLL
+        for (int k = 0; k < kTaps; ++k) block.map(dw[k], dz[n], x[n + k], [](auto s, auto d, auto v) { return s + d * v; });
+        block.map(dw[kTaps], dz[n], [](auto s, auto d) { return s + d; });
+      }
+      if (kInside) {
+        const auto dx_rows = p.dx.part(time - kHistory, kSteps, run.i);
+        TW_UNROLL
+        for (int n = 0; n < kSteps; ++n) block.store(dx[n], dx_rows, n, col);
+      } else {
+        TW_UNROLL
+        for (int n = 0; n < kSteps; ++n) {
+          const int row = time - kHistory + n;
+          if (row < run.first || row >= run.end) continue;
+          add_final_gradient<kTaps>(block, p, dx[n], dz[0], run, row, col);
+          block.store(dx[n], p.dx, row, col, run.i);
+        }
+      }
+      TW_UNROLL
+      for (int n = 0; n < kHistory; ++n) {
+        x[n] = x[kSteps + n];
+        dx[n] = dx[kSteps + n];
+      }
+    }
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const Run run = p.sequences.find(t);
       const int col = t.n * C;
@@ -166,45 +225,24 @@ struct Backward {
       TW_UNROLL
       for (int k = 0; k < kTaps; ++k) block.load(taps[k], p.weight, k, col);
       block.load(bias, p.bias, 0, col);
-      Values x[kTaps - 1 + kSteps<X, Width>], dz[kSteps<X, Width>], dx[kTaps - 1 + kSteps<X, Width>], dw[kTaps + 1];
+      Values x[kTaps - 1 + kSteps], dx[kTaps - 1 + kSteps], dw[kTaps + 1];
       TW_UNROLL
       for (int k = 0; k < kTaps + 1; ++k) block.fill(dw[k], 0.0f);
       TW_UNROLL
       for (int n = 0; n < kTaps - 1; ++n) block.fill(dx[n], 0.0f);
       if (run.first < run.end) load_history<kTaps>(block, p, x, run, run.first, col);
-      // dx[n] is that of step time - (taps - 1) + n. The last ones of the run need dz of the steps after it.
-      TW_NO_UNROLL
-      for (int time = run.first; run.first < run.end && time < run.end + kTaps - 1; time += kSteps<X, Width>) {
-        TW_UNROLL
-        for (int n = 0; n < kSteps<X, Width>; ++n) {
-          const int row = time + n < run.sequence_end ? time + n : -1;  // zeros after the sequence's end
-          block.load(x[kTaps - 1 + n], p.x, row, col, run.i);
-          block.load(dz[n], p.dy, row, col, run.i);
-          block.fill(dx[kTaps - 1 + n], 0.0f);
+      const auto walk = [&]<int kSilu>(Constant<kSilu>) {
+        // The last steps of the run need dz of the steps after it.
+        int time = run.first;
+        TW_NO_UNROLL
+        while (run.first < run.end && time < run.end + kTaps - 1) {
+          differentiate<kSilu, false>(block, p, run, time, col, taps, bias, x, dx, dw);
+          time += kSteps;
+          TW_NO_UNROLL
+          for (; time + kSteps <= run.end; time += kSteps) differentiate<kSilu, true>(block, p, run, time, col, taps, bias, x, dx, dw);
         }
-        TW_UNROLL
-        for (int n = 0; n < kSteps<X, Width>; ++n) {
-          differentiate<kTaps>(block, p.silu, x + n, taps, bias, dz[n]);
-          TW_UNROLL
-          for (int k = 0; k < kTaps; ++k) block.map(dx[n + k], dz[n], taps[k], [](auto s, auto d, auto w) { return s + d * w; });
-          if (time + n >= run.end) continue;
-          TW_UNROLL
-          for (int k = 0; k < kTaps; ++k) block.map(dw[k], dz[n], x[n + k], [](auto s, auto d, auto v) { return s + d * v; });
-          block.map(dw[kTaps], dz[n], [](auto s, auto d) { return s + d; });
-        }
-        TW_UNROLL
-        for (int n = 0; n < kSteps<X, Width>; ++n) {
-          const int row = time - (kTaps - 1) + n;
-          if (row < run.first || row >= run.end) continue;
-          add_final_gradient<kTaps>(block, p, dx[n], dz[0], run, row, col);
-          block.store(dx[n], p.dx, row, col, run.i);
-        }
-        TW_UNROLL
-        for (int n = 0; n < kTaps - 1; ++n) {
-          x[n] = x[kSteps<X, Width> + n];
-          dx[n] = dx[kSteps<X, Width> + n];
-        }
-      }
+      };
+      p.silu ? walk(Constant<1>{}) : walk(Constant<0>{});
       TW_UNROLL
       for (int k = 0; k < kTaps + 1; ++k) block.store(dw[k], p.sums, t.batch * p.runs + t.m, col, k);
     }
@@ -250,7 +288,7 @@ struct InitialGradient {
       TW_UNROLL
       for (int n = 0; n < kStates; ++n) {
         block.load(dz, p.dy, run.begin + n < run.end ? run.begin + n : -1, col, run.i);
-        differentiate<kTaps>(block, p.silu, x + n, taps, bias, dz);
+        if (p.silu) apply_derivative<kTaps>(block, x + n, taps, bias, dz);
         TW_UNROLL
         for (int k = 0; k + n < kStates; ++k) block.map(dx[n + k], dz, taps[k], [](auto s, auto d, auto w) { return s + d * w; });
       }

@@ -27,12 +27,6 @@ std::string type_of(const ConvolutionKernel& k) {
                     k.width);
 }
 
-/// 8 channels of a thread are 16 bytes of a 16-bit type. Few channels are better spread over more threads.
-bool is_wide(const Call& call) {
-  const int channels = call.channels();
-  return size_of(call.x.dtype()) == 2 && (channels % (2 * kNarrow) == 0 || channels > 8 * kNarrow);
-}
-
 /// Calls f(std::type_identity<X>, std::type_identity<W>) with the types of x and the weight.
 template <class F>
 void with_types(const Call& call, F f) {
@@ -65,17 +59,19 @@ void forward_on_gpu(const Call& call) {
 }
 
 void backward_on_gpu(const Call& call) {
-  const auto kernel = [&](Kind kind) -> const auto& {
-    return table()[{kind, call.x.dtype(), call.weight.dtype(), call.taps(), kNarrow, 4}];
+  const auto kernel = [&](Kind kind, int cols) -> const auto& {
+    return table()[{kind, call.x.dtype(), call.weight.dtype(), call.taps(), cols, cols / 128}];
   };
   with_types(call, [&]<class X, class W>(std::type_identity<X>, std::type_identity<W>) {
     using Target = sm_90a::Target<>;
     if (call.batches() > 0)
-      detail::launch_named<typename Backward<X, W, 4, kNarrow, 4>::template On<Target>::Params>(
-          kernel(Kind::backward), call.stream, grid_of(call, kNarrow), [&](auto& bind, auto& p) { bind_backward(bind, p, call); });
+      detail::launch_named<typename Backward<X, W, 4, kBackwardCols, 2>::template On<Target>::Params>(
+          kernel(Kind::backward, kBackwardCols), call.stream, grid_of(call, kBackwardCols),
+          [&](auto& bind, auto& p) { bind_backward(bind, p, call); });
     if (call.d_initial_state)
       detail::launch_named<typename InitialGradient<X, W, 4, kNarrow, 4>::template On<Target>::Params>(
-          kernel(Kind::initial_gradient), call.stream, initial_grid(call), [&](auto& bind, auto& p) { bind_initial(bind, p, call); });
+          kernel(Kind::initial_gradient, kNarrow), call.stream, initial_grid(call),
+          [&](auto& bind, auto& p) { bind_initial(bind, p, call); });
     if (call.d_weight || call.d_bias)
       detail::launch_named<typename WeightSums<W>::template On<Target>::Params>(
           table()[{Kind::weight_sums, DType::f32, call.weight.dtype(), 0, 0, 0}], call.stream, sums_grid(call),
@@ -130,7 +126,8 @@ template <class T>
 Analysis analyze_backward(const ShapeValues& shape) {
   const Placeholders<T> of(shape);
   const Call call = backward_call(of, shape);
-  return analyze<Backward<T, T, kTaps, kNarrow, 4>>(grid_of(call, kNarrow), [&](auto& bind, auto& p) { bind_backward(bind, p, call); });
+  return analyze<Backward<T, T, kTaps, kBackwardCols, 2>>(grid_of(call, kBackwardCols),
+                                                          [&](auto& bind, auto& p) { bind_backward(bind, p, call); });
 }
 
 template <class T>
@@ -150,7 +147,7 @@ std::vector<KernelVariant> registered() {
   add("causal_conv1d_bf16_wide", {Kind::forward, DType::bf16, DType::bf16, kTaps, 2 * kNarrow, 8}, analyze_forward<bf16, 8>);
   add("causal_conv1d_bf16", {Kind::forward, DType::bf16, DType::bf16, kTaps, kNarrow, 4}, analyze_forward<bf16, 4>);
   add("causal_conv1d_f32", {Kind::forward, DType::f32, DType::f32, kTaps, kNarrow, 4}, analyze_forward<float, 4>);
-  add("causal_conv1d_backward_bf16", {Kind::backward, DType::bf16, DType::bf16, kTaps, kNarrow, 4}, analyze_backward<bf16>);
+  add("causal_conv1d_backward_bf16", {Kind::backward, DType::bf16, DType::bf16, kTaps, kBackwardCols, 2}, analyze_backward<bf16>);
   add("causal_conv1d_weight_sums_bf16", {Kind::weight_sums, DType::f32, DType::bf16, 0, 0, 0}, analyze_sums<bf16>);
   return variants;
 }

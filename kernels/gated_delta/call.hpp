@@ -117,8 +117,6 @@ inline void bind_walk(auto& bind, auto& p, const Call& call) {
 inline void bind_step(auto& bind, auto& p, const Call& call) {
   bind(p.q, by_heads(call.q));
   bind(p.k, by_heads(call.k));
-  bind(p.q_columns, by_heads(call.q).transpose(2, 3));
-  bind(p.k_columns, by_heads(call.k).transpose(2, 3));
   bind(p.v, by_heads(call.v));
   if (call.gates_of_channels())
     bind(p.gates, by_heads(*call.g).transpose(2, 3));
@@ -129,6 +127,7 @@ inline void bind_step(auto& bind, auto& p, const Call& call) {
   bind(p.initial_state, given(call.initial_state));
   bind(p.final_state, given(call.final_state));
   bind_sequences(p, call);
+  p.heads = call.heads();
   p.factor = call.scale;
 }
 
@@ -293,6 +292,7 @@ inline TileGrid row_gradients_grid(const Tensor& x, int rows) {
   return {static_cast<int>((x.shape(1) + rows - 1) / rows), 1, static_cast<int>(x.shape(0) * x.shape(2))};
 }
 inline TileGrid prepare_grid(const Call& call) { return {call.chunks(), 1, call.heads()}; }
+inline TileGrid step_grid(const Call& call, int cols) { return {call.sequences() * call.heads(), (call.values() + cols - 1) / cols}; }
 inline TileGrid walk_grid(const Call& call, int cols) { return {call.sequences(), (call.values() + cols - 1) / cols, call.heads()}; }
 
 /// Whether keys have more dimensions than a walk's state can have in one piece.

@@ -278,6 +278,9 @@ struct Walk {
 /// What is added to a squared norm, as in the field's kernels.
 inline constexpr float kNormEpsilon = 1e-6f;
 
+/// Values of a tile of Step: runs of 128 bytes and more, 32 or 64 elements of the state for each thread.
+constexpr int step_cols(int dim) { return dim <= 64 ? 64 : 32; }
+
 /// Token by token, in f32: a sequence of a head, `cols` of its values. Few tokens in generation, and any number of f32. With the sums
 /// S^T k and S^T q of the state S before a token, decayed,
 ///   u = beta (v - S^T k),   o = scale (S^T q + (q k) u),   S = S + k u^T,
@@ -287,67 +290,71 @@ template <class X, class Beta, int D, bool kNormalise, bool kChannels = false>
 struct Step {
   static constexpr const char* source = kSource;
   static constexpr int warps_of_block = 4;
-  static constexpr int cols = D <= 64 ? 64 : 32;  ///< runs of 128 bytes and more, 32 or 64 elements of the state for each thread
+  static constexpr int cols = step_cols(D);
 
   template <class Target>
   struct On {
     static constexpr int warps = warps_of_block;
-    /// 96 registers: 32 hold the state and 16 hold q and k; norms and gates of channels take more, and more rows for each thread. An SM
-    /// has 48 to 80 KB of states in flight.
-    static constexpr int min_blocks = D > 128 ? 2 : kNormalise || kChannels || D <= 64 ? 3 : 5;
+    /// Up to 168 registers: 32 or 64 hold the state and 16 or 32 q and k. More blocks are no faster (NOTES.md): what counts is that no load
+    /// waits for another one.
+    static constexpr int min_blocks = D > 128 ? 2 : 3;
     using Values = Rows<Target, float, D, cols, warps, 4>;
     using OutputRow = Rows<Target, float, warps * 128 / cols, cols, warps, 4>;  ///< a piece for each thread; only the first row is stored
     using Copies = Rows<Target, float, warps, D, warps, D / 32>;                ///< a whole query or key for each warp
     struct Params {
-      Global<Target, const X> q, k;                       ///< [batch, head of keys, token, dim]
-      Global<Target, const X> q_columns, k_columns;       ///< the same as [batch, head of keys, dim, token]
-      Global<Target, const X> v;                          ///< [batch, head, token, dim]
+      Global<Target, const X, Copies> q, k;               ///< [batch, head of keys, token, dim]
+      Global<Target, const X, OutputRow> v;               ///< [batch, head, token, dim]
       Global<Target, const float> gates;                  ///< [batch, token, head], or none; of channels [batch, head, dim, token]
       Global<Target, const Beta> betas;                   ///< [batch, token, head]
-      Global<Target, X> o;                                ///< as v
+      Global<Target, X, OutputRow> o;                     ///< as v
       Global<Target, const float, Values> initial_state;  ///< [sequence, head, dim of keys, dim of values], or none
       Global<Target, float, Values> final_state;          ///< the same; may be the initial state
       Sequences<Target> sequences;
-      int group;
+      int heads, group;
       float factor;
     };
 
+    /// t.m counts heads, then sequences: tiles that run at once are neighbours in memory.
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
-      const auto sequence = p.sequences.at(t.m);
-      const int head = t.batch, head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group)), col = t.n * cols;
-      Values s, product;
+      const int of_state = static_cast<int>(static_cast<u32>(t.m) / static_cast<u32>(p.heads)), head = t.m - of_state * p.heads;
+      const int head_of_keys = static_cast<int>(static_cast<u32>(head) / static_cast<u32>(p.group)), col = t.n * cols;
+      const auto sequence = p.sequences.at(of_state);
+      Values s;
       OutputRow o;
       block.fill(o, 0.0f);
-      block.load(s, p.initial_state, 0, col, head, t.m);
+      block.load(s, p.initial_state, 0, col, head, of_state);
       TW_NO_UNROLL
       for (int n = 0; n < sequence.size; ++n) {
         const int token = sequence.begin + n;
         const auto this_token = [token](int) { return token; };
         RowVector<Target, float, Values> q, k;
-        ColumnVector<Target, float, Values> v, old, read;
+        ColumnVector<Target, float, Values> v;
         Copies whole_q, whole_k;
-        block.load(k, p.k_columns, 0, token, head_of_keys, sequence.batch);
-        block.load(q, p.q_columns, 0, token, head_of_keys, sequence.batch);
+        const float decay = load_decay(block, p, s, token, head, sequence.batch);
+        const float beta = block.value(p.betas, token, head, sequence.batch);
+        block.load_from_row(k, p.k, token, 0, head_of_keys, sequence.batch);
+        block.load_from_row(q, p.q, token, 0, head_of_keys, sequence.batch);
         block.gather(whole_k, p.k, this_token, 0, head_of_keys, sequence.batch);
         block.gather(whole_q, p.q, this_token, 0, head_of_keys, sequence.batch);
         block.load(v, p.v, token, col, head, sequence.batch);
-        const float decay = load_decay(block, p, s, token, head, sequence.batch);
-        const float beta = block.value(p.betas, token, head, sequence.batch);
         const auto q_factor = norm_factor(block, whole_q), k_factor = norm_factor(block, whole_k);
         block.map(whole_k, whole_q, [](auto key, auto query) { return key * query; });
         const auto qk = sum_of(block, whole_k, [](auto x) { return x; }) * q_factor * k_factor;
-        fold(block, s, k, product, old);
-        fold(block, s, q, product, read);
+        Values products[2] = {s, s};
+        block.map(products[0], k, [](auto value, auto weight) { return value * weight; });
+        block.map(products[1], q, [](auto value, auto weight) { return value * weight; });
+        ColumnVector<Target, float, Values> sums[2];
+        block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
+        const auto& [old, read] = sums;
         const auto update = beta * k_factor, old_factor = decay * k_factor, out_factor = decay * q_factor;
         const float factor = p.factor;
         block.map(s, [decay](auto value) { return value * decay; });
         block.map(s, k, v, old, [=](auto value, auto key, auto x, auto y) { return value + key * (update * (x - old_factor * y)); });
         block.map(o, v, old, read,
                   [=](auto, auto x, auto y, auto z) { return factor * (out_factor * z + qk * (beta * (x - old_factor * y))); });
-        block.scatter(
-            o, p.o, [token](int row) { return row == 0 ? token : -1; }, col, head, sequence.batch);
+        block.store(o, p.o.part(token, 1, head, sequence.batch), 0, col);
       }
-      if (p.final_state.cols > 0) block.store(s, p.final_state, 0, col, head, t.m);
+      if (p.final_state.cols > 0) block.store(s, p.final_state, 0, col, head, of_state);
     }
 
     /// A token's decay of the state. Those of channels are applied at once.
@@ -358,14 +365,8 @@ struct Step {
         block.map(s, gates, [](auto value, auto gate) { return value * exp(gate); });
         return 1.0f;
       } else {
-        return exp(p.gates.cols > 0 ? block.value(p.gates, token, head, batch) : 0.0f);
+        return exp(block.value(p.gates, token, head, batch));
       }
-    }
-    /// sums(col) = the sum over rows of state(row, col) weights(row).
-    TW_INLINE static void fold(auto& block, const Values& state, const auto& weights, Values& product, auto& sums) {
-      product = state;
-      block.map(product, weights, [](auto value, auto weight) { return value * weight; });
-      block.column_fold(product, sums, [](auto a, auto b) { return a + b; });
     }
     /// The sum of f(x) over one of the copies.
     TW_INLINE static auto sum_of(auto& block, Copies& copies, auto f) {

@@ -59,7 +59,7 @@ void steps_on_cpu(Call call) {
     with_dim(call, [&]<int dim>(Constant<dim>) {
       const auto launch = [&]<bool normalise, bool channels>() {
         using Kernel = Step<T, float, dim, normalise, channels>;
-        launch_cpu<Kernel>(walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
+        launch_cpu<Kernel>(step_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
       };
       if (call.gates_of_channels()) {
         if constexpr (dim <= kMostChannels)

@@ -345,7 +345,7 @@ void steps_on_gpu(const Call& call) {
     using Kernel = Step<X, Beta, 128, false>;
     detail::launch_named<typename Kernel::template On<Target>::Params>(
         table()[{Kind::step, call.q.dtype(), call.beta.dtype(), padded_dim(call), call.normalise, 0, 0, call.gates_of_channels()}],
-        call.stream, walk_grid(call, Kernel::cols), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
+        call.stream, step_grid(call, step_cols(padded_dim(call))), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
   });
 }
 
@@ -419,8 +419,7 @@ template <class T, int dim>
 Analysis analyze_step(const ShapeValues& shape) {
   require_dim(shape, dim);
   const Call call = Placeholders<T>(shape).call();
-  return analyze<Step<T, float, dim, false>>(walk_grid(call, Step<T, float, dim, false>::cols),
-                                             [&](auto& bind, auto& p) { bind_step(bind, p, call); });
+  return analyze<Step<T, float, dim, false>>(step_grid(call, step_cols(dim)), [&](auto& bind, auto& p) { bind_step(bind, p, call); });
 }
 
 Analysis analyze_states(const ShapeValues& shape) {

@@ -178,30 +178,21 @@ struct UpdateCall {
 constexpr int update_rows(int columns) { return 4096 / columns; }
 inline int update_columns(std::int64_t state) { return state > 128 ? 256 : state > 64 ? 128 : 64; }
 inline TileGrid update_grid(const Call& call, int rows) { return {call.batch() * call.heads(), tiles(call.dim(), rows)}; }
-void bind_update(auto& bind, auto& p, const UpdateCall& u, int rows) {
+void bind_update(auto& bind, auto& p, const UpdateCall& u) {
   const Call& call = u.call;
-  const auto by_row = [](const Tensor& t) { return t.transpose(2, 3); };
-  bind(p.x, by_row(call.x));
-  if (given(call.z))
-    bind(p.z, by_row(call.z));
-  else
-    bind(p.z, nullptr);
-  bind(p.dt, Tensor::borrow(call.dt.data(), {call.dt.shape(0), call.dt.shape(2), rows, call.dt.shape(1)}, call.dt.dtype(), call.dt.device(),
-                            {call.dt.stride(0), call.dt.stride(2), 0, call.dt.stride(1)}));
+  bind(p.x, call.x);
+  bind(p.z, or_null(call.z));
+  bind(p.dt, call.dt);
   bind(p.b, by_head(call.b));
   bind(p.c, by_head(call.c));
-  if (given(call.skip))
-    bind(p.skip, Tensor::borrow(call.skip.data(), {call.skip.shape(0), call.skip.shape(1), 1}, DType::f32, call.skip.device(),
-                                {call.skip.stride(0), call.skip.stride(1), 0}));
-  else
-    bind(p.skip, nullptr);
+  bind(p.skip, or_null(call.skip));
   p.rate = call.rate.template data<float>();
   p.rate_stride = call.rate.stride(1);
   p.bias = given(call.bias) ? call.bias.template data<float>() : nullptr;
   p.bias_stride = given(call.bias) ? call.bias.stride(1) : 0;
   bind(p.from, u.states);
   bind(p.to, u.states);
-  bind(p.y, by_row(u.y));
+  bind(p.y, u.y);
   p.slots = given(u.state_indices) ? u.state_indices.template data<std::int32_t>() : nullptr;
   p.count = static_cast<int>(u.states.shape(0));
   p.heads = call.heads();

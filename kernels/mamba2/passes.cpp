@@ -124,7 +124,7 @@ void run_update(const UpdateCall& u) {
   const int columns = cuda ? update_columns(call.state()) : 256, rows = update_rows(columns);
   const TileGrid grid = update_grid(call, rows);
   if (grid.count() == 0) return;
-  const auto fill = [&](auto& bind, auto& p) { bind_update(bind, p, u, rows); };
+  const auto fill = [&](auto& bind, auto& p) { bind_update(bind, p, u); };
   with_types(call.x.dtype(), call.dt.dtype(), [&]<class T, class DT>(std::type_identity<T>, std::type_identity<DT>) {
     with_types(call.x.dtype(), u.states.dtype(), [&]<class X, class S>(std::type_identity<X>, std::type_identity<S>) {
       if constexpr (is_same<T, X>) {

@@ -111,7 +111,7 @@ using RegisteredUpdate = Update<bf16, bf16, float, update_rows(128), 128>;
 Analysis analyze_update(const ShapeValues& shape) {
   const Problem p(shape);
   return analyze<RegisteredUpdate>(update_grid(p.call, update_rows(128)),
-                                   [&](auto& bind, auto& params) { bind_update(bind, params, p.update, update_rows(128)); });
+                                   [&](auto& bind, auto& params) { bind_update(bind, params, p.update); });
 }
 
 using RegisteredChunkState = ChunkState<bf16>;

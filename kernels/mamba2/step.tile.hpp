@@ -13,18 +13,20 @@ struct Update {
 
   template <class Target>
   struct On {
-    static constexpr int min_blocks = 5;  ///< 96 registers: 32 of the state, 8 each of x, z and the outputs
+    /// 72 or 80 registers: 32 of the state, 8 each of x, z and the outputs.
+    static constexpr int min_blocks = sizeof(S) == 2 ? 7 : 6;
     using Held = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(S))>;
+    using Inputs = Rows<Target, float, 4, 128, 4, 4>;
     struct Params {
-      Global<Target, const T> x, z;      ///< [batch, head, dim, time]; z may have no elements
-      Global<Target, const DT> dt;       ///< [batch, head, R, time], the same for all R rows
-      Global<Target, const T> b, c;      ///< [batch, group, time, state]
-      Global<Target, const float> skip;  ///< [head, dim, 1], or without elements
+      Global<Target, const T, Inputs> x, z;  ///< [batch, head, time, dim]; z may have no elements
+      Global<Target, const DT> dt;           ///< [batch, time, head]
+      Global<Target, const T, Held> b, c;    ///< [batch, group, time, state]
+      Global<Target, const float> skip;      ///< [head, dim], or without elements
       Pointer<Target, const float> rate, bias;
       i64 rate_stride, bias_stride;        ///< of heads; bias may be null
       Global<Target, const S, Held> from;  ///< [slot, head, dim, state]
       Global<Target, S, Held> to;          ///< the same
-      Global<Target, T> y;                 ///< as x
+      Global<Target, T, Inputs> y;         ///< as x
       Pointer<Target, const i32> slots;    ///< [batch], or null
       int count;                           ///< of slots
       int heads, shared;                   ///< shared: heads for each group
@@ -38,24 +40,23 @@ struct Update {
       if (p.slots) slot = p.slots[batch];
       if (slot < 0 || slot >= p.count) return;
       Held state, products;
-      RowVector<Target, float, Held> x, z, skip, dt, sums;
+      RowVector<Target, float, Held> x, z, skip, sums;
+      using Number = remove_const_reference<decltype(sums[0])>;
+      const Number rate = p.rate[head * p.rate_stride];
+      Number bias = 0.0f;
+      if (p.bias) bias = p.bias[head * p.bias_stride];
       ColumnVector<Target, float, Held> b, c;
       block.load(state, p.from, row0, 0, head, slot);
-      block.load(skip, p.skip, row0, 0, head);
+      block.load_from_row(skip, p.skip, head, row0);
       const bool gated = p.z.cols > 0;
       TW_NO_UNROLL
       for (int time = 0; time < p.length; ++time) {
         block.load(b, p.b, time, 0, group, batch);
         block.load(c, p.c, time, 0, group, batch);
-        block.load(x, p.x, row0, time, head, batch);
-        if (gated) block.load(z, p.z, row0, time, head, batch);
-        block.load(dt, p.dt, 0, time, head, batch);
-        // All rows have the same step size.
-        auto raw = dt[0];
-        if (p.bias) raw = raw + p.bias[head * p.bias_stride];
-        using Number = decltype(raw);
-        const Number size = p.size.of(raw);
-        const auto decay = compensated_exp(log_decay(size, Number(p.rate[head * p.rate_stride])));
+        block.load_from_row(x, p.x, time, row0, head, batch);
+        if (gated) block.load_from_row(z, p.z, time, row0, head, batch);
+        const Number size = p.size.of(Number(block.value(p.dt, time, head, batch)) + bias);
+        const auto decay = compensated_exp(log_decay(size, rate));
         block.map(state, x, b, [=](auto h, auto value, auto key) { return h * decay.high + (h * decay.low + value * size * key); });
         block.for_each(products, state, [](int, int, auto& to, auto& h) { to = h; });
         block.map(products, c, [](auto h, auto query) { return h * query; });
@@ -64,7 +65,7 @@ struct Update {
           sum = sum + skip[i] * x[i];
           if (gated) sum = sum * z[i] * sigmoid(z[i]);
         });
-        block.store(sums, p.y, row0, time, head, batch);
+        block.store_to_row(sums, p.y, time, row0, head, batch);
       }
       block.store(state, p.to, row0, 0, head, slot);
     }
