@@ -11,8 +11,8 @@ namespace tw::kernels::causal_conv1d {
 /// measured on an H200 (NOTES.md).
 constexpr int forward_steps(int width) { return width == 8 ? 8 : 4; }
 constexpr int forward_blocks(int width, int bytes_of_x) { return width == 8 ? 4 : bytes_of_x == 2 ? 8 : 6; }
-constexpr int backward_steps(int bytes_of_x) { return bytes_of_x == 2 ? 8 : 2; }
-inline constexpr int kBackwardBlocks = 7;
+constexpr int backward_steps(int bytes_of_x) { return bytes_of_x == 2 ? 8 : 4; }
+constexpr int backward_blocks(int bytes_of_x) { return bytes_of_x == 2 ? 7 : 6; }
 
 /// Part of a sequence: the time steps from `first` to `end` - 1.
 struct Run {
@@ -164,7 +164,8 @@ struct Backward {
   template <class Target>
   struct On {
     static constexpr int kSteps = backward_steps(sizeof(X));
-    static constexpr int min_blocks = kBackwardBlocks;
+    static constexpr int min_blocks = backward_blocks(sizeof(X));
+    static_assert(kSteps >= kTaps - 1, "of a run's groups of steps only the first one has gradients of steps before the run");
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, const X, Values> dy;
