@@ -224,9 +224,9 @@ const Bytes kBytes[] = {
     // The states are read and written once, q, k and the gate in each of four slices of columns.
     {"linear_attention", "linear_attention_step_bf16_d128", "batch=3,seqlen=1,heads=2,Dk=128,Dv=128", 6 * (65536 + 4 * 512 + 256 + 4 * 4),
      6 * (65536 + 256), 6 * (65536 + 3 * 256 + 4)},
-    // The states are read and written once, 32 rows by each of two blocks, with their x, z, D and step size for each row, B and C, and the
-    // head's rate and bias.
-    {"mamba2", "mamba2_step_bf16_d128", "batch=3,seqlen=1,heads=2", 12 * (16384 + 3 * 64 + 128 + 2 * 256 + 2 * 4), 6 * (32768 + 128),
+    // The states are read and written once, 32 rows by each of two blocks, with their x, z and D for each row, the step size, B and C, and
+    // the head's rate and bias.
+    {"mamba2", "mamba2_step_bf16_d128", "batch=3,seqlen=1,heads=2", 12 * (16384 + 2 * 64 + 2 + 128 + 2 * 256 + 2 * 4), 6 * (32768 + 128),
      6 * (32768 + 2 * 128 + 2) + 3 * 512 + 2 * (256 + 2 * 4)},
     // Of each of two heads two chunks: B and C, x and z, three exponents of each step, the chunk's decay, and D; the last state.
     {"mamba2", "mamba2_scan_bf16", "batch=1,seqlen=256,heads=2", 4 * (65536 + 32768 + 3 * 512 + 4 + 256), 4 * 16384 + 2 * 32768,
