@@ -36,6 +36,7 @@ asan: packages ## Build and run the tests under the address and undefined-behavi
 	@scripts/run-tests.sh asan
 
 asan-host: everything ## The same for all but the kernels and their tests: half an hour less
+	@scripts/install-nvrtc.sh build/nvrtc
 	@cmake --preset asan-host >/dev/null $(if $(CI),-DTILEWAVE_WERROR=ON)
 	@cmake --build --preset asan-host --parallel $(JOBS)
 	@scripts/run-tests.sh asan-host
