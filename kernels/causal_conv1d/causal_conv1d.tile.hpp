@@ -8,11 +8,14 @@
 namespace tw::kernels::causal_conv1d {
 
 /// Time steps whose loads are in flight together, and blocks for each SM, which leave each thread the registers for that: the best of those
-/// measured on an H200 (NOTES.md).
-constexpr int forward_steps(int width) { return width == 8 ? 8 : 4; }
-constexpr int forward_blocks(int width, int bytes_of_x) { return width == 8 ? 4 : bytes_of_x == 2 ? 8 : 6; }
+/// measured on an H200 (NOTES.md). Copies other than in whole pieces of 16 bytes need more registers.
+constexpr int forward_steps(int width, int taps) { return width == 8 && taps == 4 ? 8 : 4; }
+constexpr int forward_blocks(int width, int bytes_of_x, bool whole_pieces) {
+  if (width == 8) return whole_pieces ? 4 : 2;
+  return !whole_pieces ? 5 : bytes_of_x == 2 ? 8 : 6;
+}
 constexpr int backward_steps(int bytes_of_x) { return bytes_of_x == 2 ? 8 : 4; }
-constexpr int backward_blocks(int bytes_of_x) { return bytes_of_x == 2 ? 7 : 6; }
+constexpr int backward_blocks(int bytes_of_x, bool whole_pieces) { return !whole_pieces ? 4 : bytes_of_x == 2 ? 7 : 6; }
 
 /// Part of a sequence: the time steps from `first` to `end` - 1.
 struct Run {
@@ -83,8 +86,8 @@ struct Forward {
 
   template <class Target>
   struct On {
-    static constexpr int kSteps = forward_steps(Width);
-    static constexpr int min_blocks = forward_blocks(Width, sizeof(X));
+    static constexpr int kSteps = forward_steps(Width, kTaps);
+    static constexpr int min_blocks = forward_blocks(Width, sizeof(X), Target::whole_pieces);
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {
       Global<Target, X, Values> y;
@@ -164,7 +167,7 @@ struct Backward {
   template <class Target>
   struct On {
     static constexpr int kSteps = backward_steps(sizeof(X));
-    static constexpr int min_blocks = backward_blocks(sizeof(X));
+    static constexpr int min_blocks = backward_blocks(sizeof(X), Target::whole_pieces);
     static_assert(kSteps >= kTaps - 1, "of a run's groups of steps only the first one has gradients of steps before the run");
     using Values = typename Common<Target, X, W, C, Width>::Values;
     struct Params : Common<Target, X, W, C, Width> {

@@ -1,5 +1,7 @@
 #include <compare>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/causal_conv1d/call.hpp"
@@ -150,6 +152,25 @@ std::vector<KernelVariant> registered() {
   add("causal_conv1d_backward_bf16", {Kind::backward, DType::bf16, DType::bf16, kTaps, kBackwardCols, 2}, analyze_backward<bf16>);
   add("causal_conv1d_weight_sums_bf16", {Kind::weight_sums, DType::f32, DType::bf16, 0, 0, 0}, analyze_sums<bf16>);
   return variants;
+}
+
+std::vector<KernelSpec> all_specs() {
+  std::vector<KernelSpec> specs;
+  const auto add = [&](const ConvolutionKernel& kernel) {
+    for (const auto& [loads, stores] : {std::pair{true, true}, {true, false}, {false, true}, {false, false}})
+      specs.push_back(make_spec({type_of(kernel), WeightSums<float>::source, nullptr}, loads, stores));
+  };
+  for (const DType x : {DType::f16, DType::bf16, DType::f32}) {
+    add({Kind::weight_sums, DType::f32, x, 0, 0, 0});
+    for (const DType weight : std::set{x, DType::f32})
+      for (const int taps : {2, 3, 4}) {
+        if (x != DType::f32) add({Kind::forward, x, weight, taps, 2 * kNarrow, 8});
+        add({Kind::forward, x, weight, taps, kNarrow, 4});
+        add({Kind::initial_gradient, x, weight, taps, kNarrow, 4});
+        add({Kind::backward, x, weight, taps, kBackwardCols, 2});
+      }
+  }
+  return specs;
 }
 
 }  // namespace tw::kernels::causal_conv1d

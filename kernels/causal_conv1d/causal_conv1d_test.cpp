@@ -15,12 +15,12 @@
 
 #include "kernels/causal_conv1d/causal_conv1d.tile.hpp"
 #include "kernels/causal_conv1d/reference.hpp"
+#include "kernels/causal_conv1d/variants.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
-#include "tilewave/launch.hpp"
 
 namespace tw::kernels::causal_conv1d {
 namespace {
@@ -299,13 +299,7 @@ TEST_P(CausalConv1dArguments, AreRefusedByName) {
 
 TEST(CausalConv1dKernels, CompileWithoutSpills) {
   skip_without_nvrtc();
-  std::vector<KernelSpec> specs;
-  for (const char* const type :
-       {"Backward<float, float, 4, 512, 4>", "Backward<tw::f16, float, 4, 512, 4>", "Backward<tw::bf16, tw::bf16, 2, 512, 4>",
-        "Forward<tw::f16, float, 4, 512, 4>", "Forward<tw::bf16, float, 4, 1024, 8>", "Forward<float, float, 3, 512, 4>"})
-    for (const bool pieces : {false, true})
-      specs.push_back(make_spec({tw::format("tw::kernels::causal_conv1d::{}", type), WeightSums<float>::source, nullptr}, pieces, pieces));
-  compile_and_check(specs, "sm_90a", expect_fast);
+  compile_and_check(all_specs(), "sm_90a", expect_fast);
 }
 
 }  // namespace

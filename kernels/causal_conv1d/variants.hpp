@@ -12,4 +12,7 @@ inline constexpr ShapeKey kShape[] = {
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
 
+/// All kernels that calls launch, each for tensors that are loaded or stored in whole pieces of 16 bytes, and for those that are not.
+std::vector<KernelSpec> all_specs();
+
 }  // namespace tw::kernels::causal_conv1d

@@ -13,8 +13,8 @@ struct Update {
 
   template <class Target>
   struct On {
-    static constexpr int min_blocks =
-        5;  ///< 96 registers: 32 of the state, 8 each of x, z and the outputs; fewer are too few for unaligned tensors
+    /// 72 or 80 registers: 32 of the state, 8 each of x, z and the outputs. Element by element, 128.
+    static constexpr int min_blocks = !Target::whole_pieces ? 4 : sizeof(S) == 2 ? 7 : 6;
     using Held = Rows<Target, float, R, C, 4, 16 / static_cast<int>(sizeof(S))>;
     using Inputs = Rows<Target, float, 4, 128, 4, 4>;
     struct Params {

@@ -110,6 +110,7 @@ concept Kernel = KernelWithRings<On> ||(detail::HasParams<On>&& detail::HasCompu
 /// The types that a target provides to kernels. A target's blocks must also have the members listed in docs/language.md.
 template <class T>
 concept Target = requires {
+  T::whole_pieces;
   typename T::template Global<const float, void, 1>;
   typename T::template Pointer<const float>;
   typename T::template Shared<float, 64, 64, Contract::columns>;

@@ -59,7 +59,9 @@
 //   static constexpr int warps         the block's warps, a multiple of 4 up to 32 (default 4)
 //   loads_early(params)                whether load() only reads what was complete when the previous launch began; it then need not wait
 //                                      for that launch's end
-//   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1)
+//   static constexpr int min_blocks    blocks that an SM must hold at once, which limits the registers (default 1).
+//                                      A kernel's variants for tensors that cannot be copied in whole pieces of 16 bytes need more
+//                                      registers: `Target::whole_pieces` is false for them
 //   static constexpr int teams         how many teams the warpgroups of a Hopper GPU form (default 1). A team computes whole tiles, in turn
 //                                      with the others: it stores its tile while they multiply. Accumulators are then TeamFragments, and
 //                                      ring(memory) returns the kernel's only ring; every step fills one of its slots

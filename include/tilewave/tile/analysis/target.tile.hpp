@@ -442,6 +442,7 @@ struct GatherRing : Ring<SlotType, Stages> {
 };
 
 struct Target {
+  static constexpr bool whole_pieces = true;  // counts what the usual variant does
   template <class T, class Tile, int Split>
   using Global = analysis::Global<T, Tile, Split>;
   template <class T>

@@ -397,6 +397,7 @@ struct GatherRing : Ring<SlotType, Stages> {
 };
 
 struct Target {
+  static constexpr bool whole_pieces = true;    // has no variant for other tensors
   static constexpr bool multiplies_f32 = true;  // operands of f32 are not rounded
   template <class T, class Tile, int Split>
   using Global = cpu::Global<T, Tile, Split>;

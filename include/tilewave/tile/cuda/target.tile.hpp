@@ -9,12 +9,13 @@ namespace tw::cuda {
 
 /// Any NVIDIA GPU since compute capability 8.0: cp.async of 16 bytes, ldmatrix and mma.sync. All warps of a block load and compute.
 /// `kPieceLoads`, `kPieceStores`: tensors are copied in whole pieces of 16 bytes; kernels have another variant for tensors that do not
-/// allow it. Each warp holds `kWarpRows` rows of a Fragment, and `kColumnWarps` warps share the columns of these rows. Larger squares read
-/// operands less often; kernels that reduce rows want kColumnWarps = 1.
+/// allow it (`whole_pieces` is false for these). Each warp holds `kWarpRows` rows of a Fragment, and `kColumnWarps` warps share the columns
+/// of these rows. Larger squares read operands less often; kernels that reduce rows want kColumnWarps = 1.
 template <bool kPieceLoads = true, bool kPieceStores = true, int kWarpRows = 16, int kColumnWarps = 1>
 struct Target {
   static constexpr bool piece_loads = kPieceLoads;
   static constexpr bool piece_stores = kPieceStores;
+  static constexpr bool whole_pieces = kPieceLoads && kPieceStores;
   static constexpr int warp_rows = kWarpRows;
   static constexpr int column_warps = kColumnWarps;
   /// A product has finished when mma() returns.

@@ -9,6 +9,7 @@ template <bool kTmaLoad = true, bool kTmaStore = true>
 struct Target {
   static constexpr bool tma_load = kTmaLoad;
   static constexpr bool tma_store = kTmaStore;
+  static constexpr bool whole_pieces = kTmaLoad && kTmaStore;
   template <class T, class Tile, int Split>
   using Global = sm_90a::Global<T, Tile, Split>;
   template <class T>
