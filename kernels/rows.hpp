@@ -67,6 +67,7 @@ template <class... T>
 inline constexpr int kPieceColumns = ((sizeof(T) == 2) && ...) ? 8 : 4;
 int piece_columns(std::initializer_list<DType> dtypes);
 
+constexpr bool is_8bit_float(DType dtype) { return dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2; }
 inline bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
 /// A view of `t` whose last dimension has `size` elements, `step` apart, from `first` on.

@@ -23,9 +23,10 @@ inline Arithmetic arithmetic_of(DType dtype, Device device) {
   return device.is_cuda() ? Arithmetic::tf32 : Arithmetic::f32;
 }
 
-/// `x` rounded to nearest even in `dtype`: f32, f16, bf16 or fp8_e4m3.
+/// `x` rounded to nearest even in `dtype`: f32, f16, bf16 or fp8.
 inline float round_to(DType dtype, float x) {
   if (dtype == DType::fp8_e4m3) return static_cast<float>(fp8_e4m3(x));
+  if (dtype == DType::fp8_e5m2) return static_cast<float>(fp8_e5m2(x));
   if (dtype == DType::f16) return static_cast<float>(f16(x));
   if (dtype == DType::bf16) return static_cast<float>(bf16(x));
   return x;

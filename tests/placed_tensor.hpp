@@ -28,7 +28,7 @@ struct Placement {
   bool reversed = false;        ///< the outermost dimension runs backwards
 };
 
-/// A tensor of f32, f16, bf16, fp8_e4m3, i8, i32 or i64 in the middle of poisoned memory. What lies around it an op must not read (NaN
+/// A tensor of f32, f16, bf16, fp8, i8, i32 or i64 in the middle of poisoned memory. What lies around it an op must not read (NaN
 /// would reach its results) and not write (gaps_intact() would tell). Filled and read through the CPU.
 class PlacedTensor {
  public:
@@ -132,6 +132,8 @@ class PlacedTensor {
       host.data<bf16>()[offset] = bf16(x);
     else if (host.dtype() == DType::fp8_e4m3)
       host.data<fp8_e4m3>()[offset] = fp8_e4m3(x);
+    else if (host.dtype() == DType::fp8_e5m2)
+      host.data<fp8_e5m2>()[offset] = fp8_e5m2(x);
     else if (host.dtype() == DType::i8)
       host.data<std::int8_t>()[offset] = static_cast<std::int8_t>(x);
     else if (host.dtype() == DType::i32)
@@ -147,6 +149,7 @@ class PlacedTensor {
     if (host.dtype() == DType::f16) return static_cast<float>(host.data<f16>()[offset]);
     if (host.dtype() == DType::bf16) return static_cast<float>(host.data<bf16>()[offset]);
     if (host.dtype() == DType::fp8_e4m3) return static_cast<float>(host.data<fp8_e4m3>()[offset]);
+    if (host.dtype() == DType::fp8_e5m2) return static_cast<float>(host.data<fp8_e5m2>()[offset]);
     if (host.dtype() == DType::i8) return host.data<std::int8_t>()[offset];
     if (host.dtype() == DType::i32) return host.data<std::int32_t>()[offset];
     if (host.dtype() == DType::i8) return host.data<i8>()[offset];

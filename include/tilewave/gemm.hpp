@@ -39,16 +39,15 @@ struct GemmOptions {
 /// batch is used for all. All on the stream's device. Any strides: pass a transposed operand as a transposed view. With a weight stored [N,
 /// K] the usual "NT" product is gemm(x, w.transpose(0, 1), y). Sizes may be 0: K = 0 gives activation(beta D + bias) + residual.
 ///
-///   a, b       d      accumulation
-///   f32        f32    on the CPU f32; on a GPU tf32, without the low 13 bits of operands, or exact: tilewave/f32_products.hpp
-///   f16, bf16  same   f32
-///   fp8_e4m3   bf16, f32 or fp8_e4m3; on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every
-///                     128 of K
-///   i8         i32    i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
+///   a, b       d                  accumulation
+///   f32        f32                on the CPU f32; on a GPU tf32, without the low 13 bits of operands, or exact: tilewave/f32_products.hpp
+///   f16, bf16  same               f32
+///   fp8        bf16, f32 or fp8   on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every 128 of
+///   K i8         i32                i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
 ///
-/// A D of fp8_e4m3 is rounded to the nearest, numbers beyond 448 to 448; it takes neither beta, nor bias, nor a residual. swiglu takes
-/// neither beta nor a residual; block scales take no batch, alpha, beta, bias, activation or residual, and a D of bf16; scales of rows and
-/// columns take no batch.
+/// fp8 is fp8_e4m3 or fp8_e5m2: a, b and d each may be either. A D of fp8 is rounded to the nearest, numbers beyond the type's largest, 448
+/// or 57344, to that; it takes neither beta, nor bias, nor a residual. swiglu takes neither beta nor a residual. Block scales are for
+/// fp8_e4m3; they take no batch, alpha, beta, bias, activation or residual, and a D of bf16. Scales of rows and columns take no batch.
 ///
 /// Fast on a GPU: M x K and N x K operands of any dtype, and K x M, K x N of the 16-bit ones, with 16-byte aligned bases and leading
 /// strides. Everything else runs a slower variant. M up to 16 with a weight stored [N, K] runs kernels that read the weight once.

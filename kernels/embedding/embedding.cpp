@@ -7,6 +7,7 @@
 #include "kernels/check.hpp"
 #include "kernels/embedding/embedding.tile.hpp"
 #include "kernels/embedding/variants.hpp"
+#include "kernels/rows.hpp"
 #include "tilewave/analyze.hpp"
 #include "tilewave/launch.hpp"
 
@@ -35,9 +36,8 @@ struct Call {
 Call check(const Tensor& table, const Tensor& ids, const Tensor& y, const EmbeddingOptions& options) {
   const Device device = y.device();
   const DType dtype = table.dtype();
-  const bool fp8 = dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2;
-  require(fp8 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16,
-          "{}: table is {}; f32, f16, bf16, fp8_e4m3 and fp8_e5m2 are supported", kOp, table);
+  const bool fp8 = kernels::is_8bit_float(dtype);
+  require(fp8 || kernels::is_float(dtype), "{}: table is {}; f32, f16, bf16, fp8_e4m3 and fp8_e5m2 are supported", kOp, table);
   require(table.rank() == 2, "{}: table is {}; it must be [vocabulary, dim]", kOp, table);
   check_operand(kOp, "table", table, dtype, device);
   require(ids.dtype() == DType::i32 || ids.dtype() == DType::i64, "{}: ids is {}; i32 and i64 are supported", kOp, ids);

@@ -21,7 +21,7 @@ bool check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
   if (!options.a_scale && !options.b_scale) return false;
   require(options.a_scale && options.b_scale, "{}: {} is not given, but {} is; both or none are allowed", kOp,
           options.a_scale ? "b_scale" : "a_scale", options.a_scale ? "a_scale" : "b_scale");
-  require(a.dtype() == DType::fp8_e4m3, "{}: a is {}; scales are for operands of fp8_e4m3", kOp, a);
+  require(kernels::is_8bit_float(a.dtype()), "{}: a is {}; scales are for operands of fp8_e4m3 and fp8_e5m2", kOp, a);
   const Tensor& sa = *options.a_scale;
   const Tensor& sb = *options.b_scale;
   check_operand(kOp, "a_scale", sa, DType::f32, device);
@@ -36,6 +36,8 @@ bool check_scales(const Tensor& a, const Tensor& b, Device device, const GemmOpt
   }
   const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
   require(a.rank() == 2 && b.rank() == 2, "{}: a is {} and b is {}; block scales are for operands without a batch", kOp, a, b);
+  require(a.dtype() == DType::fp8_e4m3 && b.dtype() == DType::fp8_e4m3, "{}: a is {} and b is {}; block scales are for fp8_e4m3", kOp, a,
+          b);
   const Shape expected_a{a.shape(0), blocks(a.shape(1))}, expected_b{blocks(b.shape(0)), blocks(b.shape(1))};
   require(one_of_a || of_rows || sa.shape() == expected_a, "{}: a_scale is {}; for a {} it must be [1], [{}, 1] or [{}]", kOp, sa, a,
           a.shape(0), tw::join(expected_a, ", "));
@@ -86,15 +88,14 @@ kernels::gemm::Extents kernels::gemm::check_extents(const char* op, const Tensor
 kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, const Tensor& d, const GemmOptions& options) {
   const Device device = d.device();
   const DType dtype = a.dtype();
-  require(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::fp8_e4m3 || dtype == DType::i8,
-          "{}: a is {}; f32, f16, bf16, fp8_e4m3 and i8 are supported", kOp, a);
-  const bool fp8 = dtype == DType::fp8_e4m3;
-  const DType out = fp8 && (d.dtype() == DType::f32 || d.dtype() == DType::fp8_e4m3) ? d.dtype() : result_of(dtype);
+  const bool fp8 = is_8bit_float(dtype);
+  require(fp8 || is_float(dtype) || dtype == DType::i8, "{}: a is {}; f32, f16, bf16, fp8_e4m3, fp8_e5m2 and i8 are supported", kOp, a);
+  const DType out = fp8 && (d.dtype() == DType::f32 || is_8bit_float(d.dtype())) ? d.dtype() : result_of(dtype);
   check_operand(kOp, "a", a, dtype, device);
-  check_operand(kOp, "b", b, dtype, device);
+  check_operand(kOp, "b", b, fp8 && is_8bit_float(b.dtype()) ? b.dtype() : dtype, device);
   require(d.dtype() == out, "{}: d is {}; for operands of {} it must be {}{}", kOp, d, name_of(dtype), name_of(out),
-          fp8 ? ", f32 or fp8_e4m3" : "");
-  require(out != DType::fp8_e4m3 || (options.beta == 0 && !options.bias && !options.residual),
+          fp8 ? ", f32, fp8_e4m3 or fp8_e5m2" : "");
+  require(!is_8bit_float(out) || (options.beta == 0 && !options.bias && !options.residual),
           "{}: d is {}, for which beta, bias and residual are not allowed", kOp, d);
   check_operand(kOp, "d", d, out, device);
   check_output(kOp, "d", d);

@@ -11,10 +11,10 @@ namespace tw::kernels::gemm {
 namespace {
 
 // Packing takes any strides, so one order of contraction serves all layouts.
-template <class T, class Out, class Act, Config c>
+template <class T, class Out, class Act, bool kRowScales, Config c>
 using CpuKernel =
     Gemm<Operands<T, Contract::columns, Contract::columns>,
-         conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = true, .row_scales = is_fp8<T>}>>,
+         conditional<is_same<T, i8>, StoreSums<Out>, Linear<Out, Act, LinearOptions{.addends = true, .row_scales = kRowScales}>>,
          Tiles<c.bm, c.bn, 192, c.stages, c.cluster, c.band>>;
 
 template <class Kernel>
@@ -22,33 +22,41 @@ void launch(const Call& call, const Launch& x) {
   launch_cpu<Kernel>(x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }
 
-template <class T, class Out, Config c>
+template <class T, class Out, bool kRowScales, Config c>
 void launch_tiles(const Call& call) {
   const Launch x = make_launch(call, {.dtype = dtype_of<T>, .tile = c});
   if constexpr (!is_same<T, i8>) {
-    if (call.activation == Activation::swiglu) return launch<CpuKernel<T, Out, SwiGlu, c>>(call, x);
+    if (call.activation == Activation::swiglu) return launch<CpuKernel<T, Out, SwiGlu, kRowScales, c>>(call, x);
   }
-  launch<CpuKernel<T, Out, AnyActivation, c>>(call, x);
+  launch<CpuKernel<T, Out, AnyActivation, kRowScales, c>>(call, x);
 }
 
-template <class T, class Out = ElementOf<result_of(dtype_of<T>)>>
+template <class T, class Out = ElementOf<result_of(dtype_of<T>)>, bool kRowScales = false>
 void launch_product(const Call& call) {
-  (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch_tiles<T, Out, kCpuConfigs[0]>(call)
-                                                                  : launch_tiles<T, Out, kCpuConfigs[1]>(call);
+  (call.config >= 0 ? call.config : choose_cpu_config(call)) == 0 ? launch_tiles<T, Out, kRowScales, kCpuConfigs[0]>(call)
+                                                                  : launch_tiles<T, Out, kRowScales, kCpuConfigs[1]>(call);
 }
 
-/// One kernel serves scales of every form, and none.
+Tensor in_f32(const Tensor& t, const Stream& stream) {
+  const Tensor copy = Tensor::empty(t.shape(), DType::f32, stream);
+  tw::cast(t, copy, {.stream = stream});
+  return copy;
+}
+
+/// As f32, which holds both kinds of fp8 exactly. One kernel serves scales of every form, and none.
 void launch_fp8(Call call) {
+  call.a = in_f32(call.a, call.stream);
+  call.b = in_f32(call.b, call.stream);
   const Tensor one = Tensor::from(std::span<const float>{std::array{1.0f}}, {1});
   if (call.a_scale == nullptr) {
     call.a_scale = &one;
     call.b_scale = one;
   }
-  if (call.d.dtype() == DType::bf16) return launch_product<fp8_e4m3>(call);
-  if (call.d.dtype() == DType::f32) return launch_product<fp8_e4m3, float>(call);
+  if (call.d.dtype() == DType::bf16) return launch_product<float, bf16, true>(call);
+  if (call.d.dtype() == DType::f32) return launch_product<float, float, true>(call);
   const Tensor d = call.d;
   call.d = Tensor::empty(d.shape(), DType::f32, call.stream);
-  launch_product<fp8_e4m3, float>(call);
+  launch_product<float, float, true>(call);
   tw::cast(call.d, d, {.stream = call.stream});
 }
 
@@ -98,6 +106,7 @@ void run_on_cpu(const Call& call) {
     case DType::bf16:
       return few_rows ? launch_few_rows<bf16>(call) : launch_product<bf16>(call);
     case DType::fp8_e4m3:
+    case DType::fp8_e5m2:
       return launch_fp8(call);
     case DType::i8:
       return launch_product<i8>(call);

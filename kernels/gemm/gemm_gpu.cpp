@@ -36,10 +36,19 @@ constexpr std::array kParams{with_params(Kernel::whole, DType::f32),
                              with_params(Kernel::whole, DType::fp8_e4m3, false, DType::f32),
                              with_params(Kernel::whole, DType::fp8_e4m3, false, DType::fp8_e4m3)};
 
+/// The kinds of fp8 have the same Params, those of e4m3: the host looks at no element.
+DType host_type(DType dtype) { return is_8bit_float(dtype) ? DType::fp8_e4m3 : dtype; }
+Tensor in_host_type(const Tensor& t) {
+  if (t.dtype() == host_type(t.dtype())) return t;
+  return Tensor::borrow(t.data(), t.shape(), host_type(t.dtype()), t.device(), t.strides());
+}
+
 void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
-  const Launch x = make_launch(call, kernel, partial);
+  Launch x = make_launch(call, kernel, partial);
+  for (Tensor* const t : {&x.a, &x.b, &x.d}) *t = in_host_type(*t);
   const auto launch_as = [&]<Kernel k>() {
-    if (k.form != kernel.form || k.dtype != kernel.dtype || k.interleaved != kernel.interleaved || k.fp8_result != kernel.fp8_result)
+    if (k.form != kernel.form || k.dtype != host_type(kernel.dtype) || k.interleaved != kernel.interleaved ||
+        k.fp8_result != host_type(kernel.fp8_result))
       return;
     using Params = typename HostKernel<k>::template On<sm_90a::Target<>>::Params;
     detail::launch_named<Params>(named(kernel), call.stream, x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
@@ -104,13 +113,14 @@ void run_on_gpu(const Call& call) {
   int splits = call.splittable() ? call.splits : 1;
   if (splits == 0) splits = choose_splits(problem, tile);
   const Kernel whole{.dtype = dtype,
-                     .fp8_result = dtype == DType::fp8_e4m3 ? call.d.dtype() : DType::bf16,
+                     .fp8_result = is_8bit_float(dtype) ? call.d.dtype() : DType::bf16,
                      .layout = call.layout,
                      .activation = call.activation,
                      .addends = call.addends(),
                      .begins = call.begins(),
                      .row_scales = call.row_scales,
                      .interleaved = call.interleaved,
+                     .mixed_fp8 = call.b.dtype() != dtype,
                      .tile = tile};
   if (splits == 1) return launch(call, whole);
   // Sums over splits of K, which a second kernel adds up.

@@ -8,15 +8,18 @@
 #include <span>
 #include <vector>
 
+#include "kernels/gemm/kernels.hpp"
 #include "kernels/gemm/reference.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
 #include "runtime/format.hpp"
 #include "tests/accuracy.hpp"
+#include "tests/compiled_kernels.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/gemm.hpp"
+#include "tilewave/launch.hpp"
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 namespace tw::kernels::gemm {
@@ -32,12 +35,12 @@ class Gemm8Bit : public testing::TestWithParam<Device> {
   }
   /// `values` as a [rows, cols] tensor on the device; `pitch` elements from row to row.
   template <class T>
-  Tensor place(const std::vector<T>& values, std::int64_t rows, std::int64_t cols, std::int64_t pitch) const {
+  Tensor place(const std::vector<T>& values, std::int64_t rows, std::int64_t cols, std::int64_t pitch, DType dtype = dtype_of<T>) const {
     std::vector<T> padded(static_cast<std::size_t>(std::max<std::int64_t>(rows * pitch, 1)));
     for (std::int64_t r = 0; r < rows; ++r) std::copy_n(values.begin() + r * cols, cols, padded.begin() + r * pitch);
     const auto memory =
         std::make_shared<Tensor>(Tensor::from(std::span<const T>(padded), {static_cast<std::int64_t>(padded.size())}).to(device));
-    return Tensor::borrow(memory->data(), {rows, cols}, dtype_of<T>, device, {pitch, 1}, memory);
+    return Tensor::borrow(memory->data(), {rows, cols}, dtype, device, {pitch, 1}, memory);
   }
   int pick(int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); }
 
@@ -101,25 +104,35 @@ TEST_P(Gemm8Bit, IntegersOfAnyStorage) {
 
 /// fp8 numbers, as bits and as values.
 struct Fp8 {
-  std::vector<fp8_e4m3> bits;
+  DType dtype;
+  std::vector<unsigned char> bits;
   std::vector<float> values;
-  Fp8(std::int64_t count, std::mt19937_64& random, float sigma) {
+  Fp8(std::int64_t count, std::mt19937_64& random, float sigma, DType type = DType::fp8_e4m3) : dtype(type) {
     std::normal_distribution<float> normal(0, sigma);
-    for (std::int64_t i = 0; i < count; ++i) {
-      bits.push_back(fp8_e4m3(normal(random)));
-      values.push_back(static_cast<float>(bits.back()));
-    }
+    const auto add = [&](auto x) {
+      bits.push_back(x.bits);
+      values.push_back(static_cast<float>(x));
+    };
+    for (std::int64_t i = 0; i < count; ++i) dtype == DType::fp8_e4m3 ? add(fp8_e4m3(normal(random))) : add(fp8_e5m2(normal(random)));
   }
 };
+
+/// Element types of a product.
+struct Types {
+  DType a = DType::fp8_e4m3, b = DType::fp8_e4m3, d = DType::bf16;
+};
+const Types kOtherFp8[] = {{.b = DType::fp8_e5m2}, {.a = DType::fp8_e5m2}, {.a = DType::fp8_e5m2, .b = DType::fp8_e5m2}};
 
 /// rows: of A and columns of B; columns: of B, with a scalar for A.
 enum class Scales { none, scalar, block, rows, columns };
 
 class GemmFp8 : public Gemm8Bit {
  protected:
-  void check(const Extents& e, Scales scales, GemmOptions options = {}, DType out = DType::bf16) {
-    SCOPED_TRACE(tw::format("m {} n {} k {} scales {}, to {}", e.m, e.n, e.k, static_cast<int>(scales), name_of(out)));
-    const Fp8 a(e.m * e.k, random, 2), b(e.n * e.k, random, 2);
+  void check(const Extents& e, Scales scales, GemmOptions options = {}, Types types = {}) {
+    const DType out = types.d;
+    SCOPED_TRACE(tw::format("m {} n {} k {} scales {}, {} and {} to {}", e.m, e.n, e.k, static_cast<int>(scales), name_of(types.a),
+                            name_of(types.b), name_of(out)));
+    const Fp8 a(e.m * e.k, random, 2, types.a), b(e.n * e.k, random, 2, types.b);
     const auto blocks = [](std::int64_t x) { return (x + 127) / 128; };
     const bool block = scales == Scales::block;
     const std::int64_t depth_blocks = blocks(e.k);
@@ -152,7 +165,7 @@ class GemmFp8 : public Gemm8Bit {
       options.b_scale = &b_scale;
     }
     PlacedTensor d({e.m, e.n}, out, device, {.gap = e.gap});
-    const Tensor at = place(a.bits, e.m, e.k, e.k + e.gap), bt = place(b.bits, e.n, e.k, e.k + e.gap);
+    const Tensor at = place(a.bits, e.m, e.k, e.k + e.gap, a.dtype), bt = place(b.bits, e.n, e.k, e.k + e.gap, b.dtype);
     tw::gemm(at, bt.transpose(0, 1), d, options);
 
     std::vector<double> reference, naive;
@@ -175,8 +188,8 @@ class GemmFp8 : public Gemm8Bit {
         naive.push_back(round_to(out == DType::f32 ? out : DType::bf16, sum * options.alpha));
       }
     }
-    if (out == DType::fp8_e4m3)
-      check_roundings(d.values(), reference);
+    if (size_of(out) == 1)
+      check_roundings(out, d.values(), reference);
     else  // a GPU's tensor cores add up fp8 in less than f32
       EXPECT_TRUE(
           accurate({d.values(), reference, naive, out == DType::f32 && !device.is_cuda() ? Arithmetic::f32 : Arithmetic::bf16, e.k}));
@@ -184,11 +197,11 @@ class GemmFp8 : public Gemm8Bit {
   }
 
   /// Each result is an fp8 number next to the exact one, or to what is off by as much as sums in the tensor cores.
-  static void check_roundings(const std::vector<double>& got, const std::vector<double>& reference) {
+  static void check_roundings(DType out, const std::vector<double>& got, const std::vector<double>& reference) {
     double largest = 0;
     for (const double x : reference) largest = std::max(largest, std::abs(x));
     const double error = largest / 512;
-    const auto rounded = [](double x) { return static_cast<double>(round_to(DType::fp8_e4m3, static_cast<float>(x))); };
+    const auto rounded = [&](double x) { return static_cast<double>(round_to(out, static_cast<float>(x))); };
     for (std::size_t i = 0; i < reference.size(); ++i) {
       ASSERT_GE(got[i], rounded(reference[i] - error)) << "element " << i << ", exact " << reference[i];
       ASSERT_LE(got[i], rounded(reference[i] + error)) << "element " << i << ", exact " << reference[i];
@@ -212,9 +225,10 @@ TEST_P(GemmFp8, ScalesOfRowsAndColumns) {
 }
 TEST_P(GemmFp8, ResultsOfOtherTypes) {
   for (const Extents& e : kExtents) {
-    for (const Scales scales : {Scales::none, Scales::scalar, Scales::rows}) check(e, scales, {.alpha = 0.5f}, DType::f32);
+    for (const Scales scales : {Scales::none, Scales::scalar, Scales::rows}) check(e, scales, {.alpha = 0.5f}, {.d = DType::f32});
     // Some are beyond the largest fp8 number.
-    for (const Scales scales : {Scales::none, Scales::rows}) check(e, scales, {.alpha = 4}, DType::fp8_e4m3);
+    for (const Scales scales : {Scales::none, Scales::rows}) check(e, scales, {.alpha = 4}, {.d = DType::fp8_e4m3});
+    check(e, Scales::none, {.alpha = 2000}, {.d = DType::fp8_e5m2});
   }
 }
 TEST_P(GemmFp8, BiasActivationAndResidualAfterScalesOfRows) {
@@ -233,7 +247,8 @@ TEST_P(GemmFp8, BiasActivationAndResidualAfterScalesOfRows) {
       SCOPED_TRACE(tw::format("to {}, activation {}", name_of(out), static_cast<int>(activation)));
       PlacedTensor d({m, n}, out, device, {}), bias({n}, out, device, {}), residual({m, n}, out, device, {});
       const std::vector<float> bias_values = bias.fill_random(random), residual_values = residual.fill_random(random);
-      const Tensor at = place(a.bits, m, k, k), bt = place(b.bits, n, k, k), bias_tensor = bias, residual_tensor = residual;
+      const Tensor at = place(a.bits, m, k, k, a.dtype), bt = place(b.bits, n, k, k, b.dtype), bias_tensor = bias,
+                   residual_tensor = residual;
       tw::gemm(at, bt.transpose(0, 1), d,
                {.bias = &bias_tensor, .activation = activation, .residual = &residual_tensor, .a_scale = &a_scale, .b_scale = &b_scale});
       std::vector<double> reference, naive;
@@ -257,6 +272,18 @@ TEST_P(GemmFp8, BiasActivationAndResidualAfterScalesOfRows) {
     }
   }
 }
+TEST_P(GemmFp8, OtherKindsOfOperands) {
+  std::size_t kind = random() % 3;
+  for (const Extents& e : kExtents) {
+    Types types = kOtherFp8[kind++ % 3];
+    check(e, Scales::none, {}, types);
+    check(e, Scales::rows, {.alpha = 0.5f}, types);
+    types.d = DType::f32;
+    check(e, Scales::scalar, {}, types);
+    types.d = types.a;
+    check(e, Scales::none, {.alpha = 4}, types);
+  }
+}
 TEST_P(GemmFp8, BlockScales) {
   for (const Extents& e : kExtents) check(e, Scales::block);
   check({129, 260, 1100}, Scales::block);
@@ -271,7 +298,10 @@ TEST_P(GemmFp8, EveryConfiguration_cuda) {
     check({300, 300, 640}, Scales::block, {.config = config});
   for (std::size_t i = 0; i < tiles.size(); ++i)
     if (tiles[i].teams == 1)
-      for (const Scales scales : {Scales::scalar, Scales::rows}) check({300, 520, 640}, scales, {.config = static_cast<int>(i)});
+      for (const Scales scales : {Scales::scalar, Scales::rows}) {
+        check({300, 520, 640}, scales, {.config = static_cast<int>(i)});
+        for (const Types& types : kOtherFp8) check({300, 520, 640}, scales, {.config = static_cast<int>(i)}, types);
+      }
 }
 
 TEST_P(GemmFp8, BadInput) {
@@ -280,7 +310,7 @@ TEST_P(GemmFp8, BadInput) {
                            const GemmOptions& options = {}) { expect_error<InvalidArgument>([&] { tw::gemm(a, b, d, options); }, texts); };
   const Tensor a = make({4, 256}, DType::fp8_e4m3), b = make({256, 8}, DType::fp8_e4m3), d = make({4, 8}, DType::bf16);
   const Tensor one = make({1}, DType::f32), sa = make({4, 2}, DType::f32), sb = make({2, 1}, DType::f32);
-  refused(a, b, make({4, 8}, DType::f16), {"d is f16[4, 8]", "bf16, f32 or fp8_e4m3"});
+  refused(a, b, make({4, 8}, DType::f16), {"d is f16[4, 8]", "bf16, f32, fp8_e4m3 or fp8_e5m2"});
   const Tensor eight = make({4, 8}, DType::fp8_e4m3), eight_bias = make({8}, DType::fp8_e4m3), words = make({4, 8}, DType::f32);
   refused(a, b, eight, {"d is fp8_e4m3[4, 8]", "bias"}, {.bias = &eight_bias});
   refused(a, b, words, {"d is f32[4, 8]", "block scales"}, {.a_scale = &sa, .b_scale = &sb});
@@ -297,11 +327,31 @@ TEST_P(GemmFp8, BadInput) {
   refused(a, b, d, {"block scales", "alpha"}, {.alpha = 2, .a_scale = &sa, .b_scale = &sb});
   const Tensor half = make({4, 256}, DType::bf16), half_b = make({256, 8}, DType::bf16);
   refused(half, half_b, d, {"a is bf16[4, 256]", "fp8_e4m3"}, {.a_scale = &one, .b_scale = &one});
-  refused(make({4, 6}, DType::fp8_e5m2), make({6, 8}, DType::fp8_e5m2), d, {"a is fp8_e5m2[4, 6]", "supported"});
+  const Tensor range = make({4, 256}, DType::fp8_e5m2), range_b = make({256, 8}, DType::fp8_e5m2);
+  refused(range, b, d, {"a is fp8_e5m2[4, 256]", "block scales are for fp8_e4m3"}, {.a_scale = &sa, .b_scale = &sb});
+  refused(a, range_b, d, {"b is fp8_e5m2[256, 8]", "block scales are for fp8_e4m3"}, {.a_scale = &sa, .b_scale = &sb});
+  refused(half, range_b, d, {"b is fp8_e5m2[256, 8]", "bf16"});
+  refused(range, half_b, d, {"b is bf16[256, 8]", "fp8_e5m2"});
+  refused(make({4, 6}, DType::i32), make({6, 8}, DType::i32), d, {"a is i32[4, 6]", "fp8_e4m3, fp8_e5m2 and i8 are supported"});
   const Tensor ia = make({4, 6}, DType::i8), ib = make({6, 8}, DType::i8), id = make({4, 8}, DType::i32);
   refused(ia, ib, make({4, 8}, DType::f32), {"d is f32[4, 8]", "i32"});
   refused(ia, ib, id, {"i8", "alpha"}, {.alpha = 2});
   refused(ia, ib, id, {"i8", "activation"}, {.activation = Activation::relu});
+}
+
+TEST(GemmFp8Kernels, OfOtherKindsOfOperandsCompileWithoutSpills) {
+  skip_without_nvrtc();
+  std::vector<KernelSpec> specs;
+  for (const bool pieces : {true, false})
+    for (const Config& tile : configs(0))
+      for (Kernel kernel : {Kernel{.dtype = DType::fp8_e4m3, .mixed_fp8 = true}, Kernel{.dtype = DType::fp8_e5m2, .mixed_fp8 = true},
+                            Kernel{.dtype = DType::fp8_e5m2, .fp8_result = DType::fp8_e5m2}}) {
+        // Copies by elements and two teams of 192 columns are too much for the registers, whatever the type.
+        if (!pieces && tile.teams > 1) continue;
+        kernel.tile = tile;
+        specs.push_back(make_spec({type_of(kernel), source_of(kernel), nullptr}, pieces, pieces));
+      }
+  compile_and_check(specs, "sm_90a", expect_fast);
 }
 
 }  // namespace

@@ -21,9 +21,9 @@ std::string type_of(const Kernel& k) {
                                : partial || k.dtype == DType::i8 ? tw::format("tw::StoreSums<{}>", partial ? "float" : "tw::i32")
                                                                  : linear;
   const auto contract = [](bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; };
-  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}, {}, {}{}>, {}, {}, {}>", element_name(k.dtype),
-                    contract(k.layout.a_rows), contract(k.layout.b_rows), k.interleaved ? ", true" : "", epilogue, tiles,
-                    bool_name(partial));
+  std::string operands = tw::format("{}, {}, {}", element_name(k.dtype), contract(k.layout.a_rows), contract(k.layout.b_rows));
+  if (k.interleaved || k.mixed_fp8) operands += tw::format(", {}, {}", bool_name(k.interleaved), element_name(dtype_of_b(k)));
+  return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}>, {}, {}, {}>", operands, epilogue, tiles, bool_name(partial));
 }
 
 std::string_view source_of(const Kernel& k) {
@@ -42,6 +42,7 @@ std::string name_of(const Kernel& k, bool pieces) {
   constexpr const char* kActivations[] = {"", "_relu", "_gelu_erf", "_gelu_tanh", "_silu", "_swiglu"};
   const std::string_view dtype = k.dtype == DType::f32 ? "tf32" : k.dtype == DType::fp8_e4m3 ? "fp8" : tw::name_of(k.dtype);
   std::string name = tw::format("{}_{}", k.form == Kernel::gemv ? "gemv" : "gemm", dtype);
+  if (k.mixed_fp8) name += tw::format("_{}", tw::name_of(dtype_of_b(k)));
   if (k.form == Kernel::sum) {
     name += "_sum_partials";
   } else if (k.form == Kernel::block_scaled) {

@@ -9,6 +9,7 @@
 #include "kernels/gemm/skinny.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/named.hpp"
+#include "kernels/rows.hpp"
 #include "tilewave/gemm_with.hpp"
 
 namespace tw::kernels::gemm {
@@ -24,7 +25,7 @@ struct Kernel {
     skinny,       ///< few rows of A: SkinnyGemm
     block_scaled  ///< BlockScaledGemm
   };
-  DType dtype = DType::bf16;  ///< of A and B
+  DType dtype = DType::bf16;  ///< of A and, unless `mixed_fp8`, of B
   Form form = whole;
   DType fp8_result = DType::bf16;  ///< of D, where A and B are fp8
   Layout layout = {};
@@ -33,23 +34,24 @@ struct Kernel {
   bool begins = false;       ///< the same, and the sums begin with it
   bool row_scales = false;   ///< a scale for each row of A and each column of B
   bool interleaved = false;  ///< B's halves are interleaved: see Operands
+  bool mixed_fp8 = false;    ///< B is of the other kind of fp8
   Config tile{};
   const detail::EpilogueInfo* epilogue = nullptr;  ///< a user's, instead of the activation and the addends
   auto operator<=>(const Kernel&) const = default;
 };
 
 /// The elements of D, if a call does not choose.
-constexpr DType result_of(DType operands) {
-  return operands == DType::fp8_e4m3 ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands;
+constexpr DType result_of(DType operands) { return is_8bit_float(operands) ? DType::bf16 : operands == DType::i8 ? DType::i32 : operands; }
+constexpr DType result_of(const Kernel& k) { return is_8bit_float(k.dtype) ? k.fp8_result : result_of(k.dtype); }
+constexpr DType dtype_of_b(const Kernel& k) {
+  if (!k.mixed_fp8) return k.dtype;
+  return k.dtype == DType::fp8_e4m3 ? DType::fp8_e5m2 : DType::fp8_e4m3;
 }
-constexpr DType result_of(const Kernel& k) { return k.dtype == DType::fp8_e4m3 ? k.fp8_result : result_of(k.dtype); }
 
 /// What the epilogue of `k` does beside alpha, bias and activation.
 constexpr LinearOptions linear_options(const Kernel& k) {
-  return {.addends = k.addends && !k.begins,
-          .scales = k.dtype == DType::fp8_e4m3 && !k.row_scales,
-          .begins = k.begins,
-          .row_scales = k.row_scales};
+  return {
+      .addends = k.addends && !k.begins, .scales = is_8bit_float(k.dtype) && !k.row_scales, .begins = k.begins, .row_scales = k.row_scales};
 }
 
 /// The type for the run-time compiler, and the file that defines it.

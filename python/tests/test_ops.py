@@ -89,6 +89,24 @@ def test_gemm(random):
     assert (ops.gemm(integers, integers.T) == integers.astype(np.int32) @ integers.T.astype(np.int32)).all()
 
 
+def test_gemm_of_fp8(random):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kinds = {"float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
+    scales = np.full((13, 1), 0.5, np.float32), np.full((1, 10), 3, np.float32)
+    for of_a in kinds.values():
+        for of_b in kinds.values():
+            a, b = normal(random, 13, 36).astype(of_a), normal(random, 36, 10).astype(of_b)
+            product = exact(a) @ exact(b)
+            assert ops.gemm(a, b).dtype == ml_dtypes.bfloat16
+            in_f32 = ops.gemm(a, b, dtype="float32")
+            close(in_f32, product)
+            close(ops.gemm(a, b, dtype="float32", a_scale=scales[0], b_scale=scales[1]), 1.5 * product)
+            for name, kind in kinds.items():
+                np.testing.assert_array_equal(ops.gemm(a, b, dtype=name).view(np.uint8), in_f32.astype(kind).view(np.uint8))
+    with pytest.raises(ValueError, match="block scales are for fp8_e4m3"):
+        ops.gemm(a, b, a_scale=np.ones((13, 2), np.float32), b_scale=np.ones((2, 1), np.float32))
+
+
 def test_sparse_gemm(random):
     w, x, bias = normal(random, 20, 72).astype(np.float16), normal(random, 9, 72).astype(np.float16), normal(random, 20).astype(np.float16)
     groups = w.reshape(20, 18, 4)

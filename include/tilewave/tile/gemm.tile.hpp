@@ -6,10 +6,12 @@ namespace tw::kernels::gemm {
 
 /// The element type of A and B, and the dimension of each, as stored, that the product sums over: NT is (columns, columns), NN is (columns,
 /// rows), TN is (rows, rows). `Interleaved`: the halves of an NT product's B are, so that columns 2 n and 2 n + 1 of the product come from
-/// rows n and n + N / 2 of B. SwiGLU then takes the product with a weight that holds all gates, and after them all values.
-template <class T, Contract a, Contract b, bool Interleaved = false>
+/// rows n and n + N / 2 of B. SwiGLU then takes the product with a weight that holds all gates, and after them all values. `TB`: B's
+/// element type, where it is another kind of fp8.
+template <class T, Contract a, Contract b, bool Interleaved = false, class TB = T>
 struct Operands {
   using Element = T;
+  using ElementB = TB;
   using Sum = conditional<is_same<T, i8>, i32, float>;
   static constexpr Contract a_contract = a, b_contract = b;
   static constexpr bool interleaved = Interleaved;
@@ -28,9 +30,10 @@ struct Tiles {
 template <class Target, class Operands, class Tiles>
 struct Inputs {
   using T = typename Operands::Element;
+  using TB = typename Operands::ElementB;
   static constexpr int BM = Tiles::bm, BN = Tiles::bn, BK = Tiles::bk;
   using A = conditional<Operands::a_contract == Contract::columns, Shared<Target, T, BM, BK>, Shared<Target, T, BK, BM, Contract::rows>>;
-  using B = conditional<Operands::b_contract == Contract::columns, Shared<Target, T, BN, BK>, Shared<Target, T, BK, BN, Contract::rows>>;
+  using B = conditional<Operands::b_contract == Contract::columns, Shared<Target, TB, BN, BK>, Shared<Target, TB, BK, BN, Contract::rows>>;
 
   struct Slot {
     A a;
@@ -38,7 +41,7 @@ struct Inputs {
   };
   Global<Target, const T, A> a;
   /// If it is interleaved, [batch, N / 2, 2, K] in windows of pairs of rows.
-  conditional<Operands::interleaved, Windowed<Target, const T, B, Tiles::cluster>, Global<Target, const T, B, Tiles::cluster>> b;
+  conditional<Operands::interleaved, Windowed<Target, const TB, B, Tiles::cluster>, Global<Target, const TB, B, Tiles::cluster>> b;
   int depth;                 ///< K
   int a_batches, b_batches;  ///< 0 if one operand serves all batches, otherwise 1
 

@@ -254,6 +254,11 @@ struct fp8_e5m2 {
 template <class T>
 inline constexpr bool is_fp8 = is_same<T, fp8_e4m3> || is_same<T, fp8_e5m2>;
 
+/// Whether A and B are element types of one product: the same, or two kinds of fp8.
+template <class A, class B>
+inline constexpr bool multiplies = is_same<A, B> || (is_fp8<A> && is_fp8<B>);
+#define TW_MULTIPLIES "both operands of a product have one element type, or each a kind of fp8"
+
 /// 4-bit float with 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, in the low half of a byte.
 /// Conversions saturate; NaN becomes +6.
 struct fp4_e2m1 {

@@ -52,10 +52,11 @@ def gemm(
 
     a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n], any strides: with a weight stored [n, k] pass `weight.T`. bias: [n]; residual:
     the result's shape. activation: none, relu, gelu_erf, gelu_tanh, silu, or swiglu (silu(even column) * next column; n / 2 columns
-    result). f32, f16 and bf16 give their own dtype, int8 int32, and fp8 (float8_e4m3fn) what `dtype` says: "bfloat16" (the default),
-    "float32" or "float8_e4m3fn". a_scale, b_scale: f32 factors of fp8, both or none: [m, 1] and [1, n], one for each row of a and column of
-    b, either of them or both [1]; or block scales [m, ceil(k / 128)] and [ceil(k / 128), ceil(n / 128)]. beta needs `out`, and does not
-    work under torch.compile(). num_splits: number of k splits on a GPU; 0: the library's choice.
+    result). f32, f16 and bf16 give their own dtype, int8 int32, and fp8 (a and b each float8_e4m3fn or float8_e5m2) what `dtype` says:
+    "bfloat16" (the default), "float32", "float8_e4m3fn" or "float8_e5m2". a_scale, b_scale: f32 factors of fp8, both or none: [m, 1] and
+    [1, n], one for each row of a and column of b, either of them or both [1]; or block scales [m, ceil(k / 128)] and [ceil(k / 128),
+    ceil(n / 128)] of float8_e4m3fn. beta needs `out`, and does not work under torch.compile(). num_splits: number of k splits on a GPU;
+    0: the library's choice.
     """
     code = _activation(activation)
     if _dispatch.through_operator(a, b, bias, residual, a_scale, b_scale):
@@ -97,7 +98,7 @@ def gemm_shape(a: Array, b: Array, activation: str) -> tuple:
     return (*batch, of_a[-2], of_b[-1] // 2 if activation == "swiglu" else of_b[-1])
 
 
-_GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "int8": "int32"}
+_GEMM_DTYPES = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
 
 
 def gemm_dtype(a: Array) -> str | None:

@@ -150,7 +150,8 @@ struct ProductBlock : BlockBase<kWarps, kPieceLoads, kPieceStores> {
   TW_INLINE void multiply(Acc& acc, Left left, const B& b, bool overwrite) const {
     Base::template own<Acc>();
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(is_same<E, typename B::Element>, "both operands have one element type");
+    using F = typename B::Element;
+    static_assert(multiplies<E, F>, TW_MULTIPLIES);
     static_assert(Acc::cols == (B::contract == Contract::columns ? B::rows : B::cols),
                   "columns of the accumulator and rows of the right operand differ");
     constexpr int steps_k = depth * static_cast<int>(sizeof(E)) / 32;
@@ -182,8 +183,8 @@ struct ProductBlock : BlockBase<kWarps, kPieceLoads, kPieceStores> {
       TW_UNROLL
       for (int tile = 0; tile < Acc::row_tiles; ++tile) {
         auto* const d = acc.x + tile * Acc::tile_size + block * 8;
-        Mma<E>::add(d, left_words[k % 2][tile], right_words[n % 2]);
-        if (block * 16 + 8 < Acc::warp_cols) Mma<E>::add(d + 4, left_words[k % 2][tile], right_words[n % 2] + 2);
+        Mma<E, F>::add(d, left_words[k % 2][tile], right_words[n % 2]);
+        if (block * 16 + 8 < Acc::warp_cols) Mma<E, F>::add(d + 4, left_words[k % 2][tile], right_words[n % 2] + 2);
       }
     }
   }

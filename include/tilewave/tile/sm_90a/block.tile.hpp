@@ -441,6 +441,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     static_assert(depth == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
     static_assert(Acc::rows == (A::contract == Contract::columns ? A::rows : A::cols),
                   "rows of the accumulator and of the left operand differ");
+    static_assert(multiplies<typename A::Element, typename B::Element>, TW_MULTIPLIES);
     constexpr int k = instruction_depth<A>;
     constexpr bool split = Acc::column_warps > 1;
     constexpr int row_groups = Warpgroups / Acc::column_warps;  // of warpgroups
@@ -452,7 +453,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     for (int block = 0; block < row_blocks<Acc>; ++block) {
       TW_UNROLL
       for (int step = 0; step < depth / k; ++step)
-        Wgmma<typename A::Element, Acc::warp_cols>::template shared_shared<transposed<A>, transposed<B>>(
+        Wgmma<typename A::Element, Acc::warp_cols, typename B::Element>::template shared_shared<transposed<A>, transposed<B>>(
             acc.x + block * Acc::tile_size, a_tile.at(step_offset<A>(step) + block * warpgroup_offset<A>), b_tile.at(step_offset<B>(step)),
             step > 0 || !overwrite);
     }
@@ -461,7 +462,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   template <class Acc, class T, int R, int C, class B>
   TW_INLINE void multiply_registers(Acc& acc, const Operand<T, R, C>& a, const B& b, bool overwrite) const {
     static_assert(C == (B::contract == Contract::columns ? B::cols : B::rows), "both operands contract over the same length");
-    static_assert(is_same<T, typename B::Element>, "both operands have one element type");
+    static_assert(multiplies<T, typename B::Element>, TW_MULTIPLIES);
     const Descriptor b_tile = descriptor<B>(own_columns<Acc>(b));
     // The fence in begin() orders writes of these registers before the products that read them, so the compiler must not move those
     // writes past the fence.
@@ -470,8 +471,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     begin(acc);
     TW_UNROLL
     for (int step = 0; step < C / instruction_depth<Operand<T, R, C>>; ++step)
-      Wgmma<T, Acc::warp_cols>::template registers_shared<transposed<B>>(acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)),
-                                                                         step > 0 || !overwrite);
+      Wgmma<T, Acc::warp_cols, typename B::Element>::template registers_shared<transposed<B>>(
+          acc.x, a.x + step * 4, b_tile.at(step_offset<B>(step)), step > 0 || !overwrite);
     ptx::wgmma_commit();
   }
   template <class Acc, class A, class B>

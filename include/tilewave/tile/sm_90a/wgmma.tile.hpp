@@ -3,8 +3,9 @@
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 #include "tilewave/tile/types.tile.hpp"
 
-// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<T, N> has two forms: `a` from shared
-// memory or from registers. The assembler text must list a thread's N/2 accumulators; the macros generate it for each N from one template.
+// wgmma: d[64 x N] = a[64 x K] b[N x K]^T (+ d), K = 32 bytes of elements, by one warpgroup. Wgmma<A, N, B> has two forms: `a` from
+// shared memory or from registers. The assembler text must list a thread's N/2 accumulators; the macros generate it for each N from one
+// template.
 
 namespace tw::sm_90a {
 
@@ -19,10 +20,10 @@ struct Descriptor {
   TW_INLINE u64 at(int bytes) const { return static_cast<u64>(high) << 32 | (low + static_cast<u32>(bytes >> 4)); }
 };
 
-template <class T, int N>
+template <class A, int N, class B = A>
 struct Wgmma {
   static_assert(
-      sizeof(T) == 0,
+      sizeof(A) == 0,
       "no product of this element type and width: bf16, f16, float, fp8 or i8, N = 8, 16, 32, 64, 80, 96, 128, 160, 176, 192 or 256");
 };
 
@@ -69,9 +70,9 @@ struct SparseWgmma {
 
 // Count = N / 2 accumulators; p0.. are the numbers of the operands after them. NEGATE: the modifiers that only floating-point products
 // have. Transposes exist for 16-bit types only.
-#define TW_WGMMA(T, D, C, SHAPE, NEGATE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                    \
+#define TW_WGMMA(A, B, D, C, SHAPE, NEGATE, TRANSPOSES_SS, TRANSPOSES_RS, N, Count, p0, p1, p2, p3, p4, p5, p6, p7)                 \
   template <>                                                                                                                       \
-  struct Wgmma<T, N> {                                                                                                              \
+  struct Wgmma<A, N, B> {                                                                                                           \
     template <int TransposeA, int TransposeB>                                                                                       \
     static TW_INLINE void shared_shared(D* d, u64 a, u64 b, u32 accumulate) {                                                       \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N SHAPE " {" TW_TEXT_##Count \
@@ -91,12 +92,17 @@ struct SparseWgmma {
 #define TW_TRANSPOSES_BOTH(a, b) ", %" #a ", %" #b
 #define TW_TRANSPOSES_ONE(b) ", %" #b
 #define TW_TRANSPOSES_NONE(...) ""
-#define TW_WGMMA_TYPES(...)                                                                                           \
-  TW_WGMMA(bf16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)      \
-  TW_WGMMA(f16, float, "+f", "k16.f32.f16.f16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)         \
-  TW_WGMMA(float, float, "+f", "k8.f32.tf32.tf32", ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)     \
-  TW_WGMMA(fp8_e4m3, float, "+f", "k32.f32.e4m3.e4m3", ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__) \
-  TW_WGMMA(i8, i32, "+r", "k32.s32.s8.s8", "", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
+#define TW_WGMMA_TYPES(...)                                                                                              \
+  TW_WGMMA(bf16, bf16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)   \
+  TW_WGMMA(f16, f16, float, "+f", "k16.f32.f16.f16", ", 1, 1", TW_TRANSPOSES_BOTH, TW_TRANSPOSES_ONE, __VA_ARGS__)       \
+  TW_WGMMA(float, float, float, "+f", "k8.f32.tf32.tf32", ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__) \
+  TW_WGMMA_FP8(fp8_e4m3, fp8_e4m3, "e4m3.e4m3", __VA_ARGS__)                                                             \
+  TW_WGMMA_FP8(fp8_e4m3, fp8_e5m2, "e4m3.e5m2", __VA_ARGS__)                                                             \
+  TW_WGMMA_FP8(fp8_e5m2, fp8_e4m3, "e5m2.e4m3", __VA_ARGS__)                                                             \
+  TW_WGMMA_FP8(fp8_e5m2, fp8_e5m2, "e5m2.e5m2", __VA_ARGS__)                                                             \
+  TW_WGMMA(i8, i8, i32, "+r", "k32.s32.s8.s8", "", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
+#define TW_WGMMA_FP8(A, B, TYPES, ...) \
+  TW_WGMMA(A, B, float, "+f", "k32.f32." TYPES, ", 1, 1", TW_TRANSPOSES_NONE, TW_TRANSPOSES_NONE, __VA_ARGS__)
 
 TW_WGMMA_TYPES(8, 4, 4, 5, 6, 7, 8, 9, 10, 11)
 TW_WGMMA_TYPES(16, 8, 8, 9, 10, 11, 12, 13, 14, 15)
