@@ -11,6 +11,7 @@
 #include <immintrin.h>
 
 #include "microkernels/microkernel.hpp"
+#include "microkernels/rounded.hpp"
 
 namespace tw::cpu {
 namespace {
@@ -67,63 +68,33 @@ constexpr int kBlockBytes = 64;  ///< of a weight, in both formats
 __mmask64 first_bytes(int n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1; }
 __mmask16 first_floats(int n) { return n >= 16 ? static_cast<__mmask16>(~0u) : static_cast<__mmask16>((1u << n) - 1u); }
 
-/// The scale for n elements: their largest magnitude / 127, or 0 if its inverse would be infinite.
-float scale_for(const float* x, int n) {
-  __m512i largest = _mm512_setzero_si512();  // as bits, in whose order NaN is the largest
-  for (int k = 0; k < n; k += 16) {
-    const __m512i bits = _mm512_maskz_loadu_epi32(first_floats(n - k), x + k);
-    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+struct Rounding {
+  /// The scale for n elements: their largest magnitude / 127, or 0 if its inverse would be infinite.
+  static float scale_for(const float* x, int n) {
+    __m512i largest = _mm512_setzero_si512();  // as bits, in whose order NaN is the largest
+    for (int k = 0; k < n; k += 16) {
+      const __m512i bits = _mm512_maskz_loadu_epi32(first_floats(n - k), x + k);
+      largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    }
+    const float scale = __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest)) / 127.0f;
+    return scale < __FLT_MIN__ ? 0 : scale;
   }
-  const float scale = __builtin_bit_cast(float, _mm512_reduce_max_epu32(largest)) / 127.0f;
-  return scale < __FLT_MIN__ ? 0 : scale;
-}
 
-/// codes[k] = x[k] / scale to the nearest, for k < n.
-void round_codes(signed char* codes, const float* x, int n, float scale) {
-  const __m512 factor = _mm512_set1_ps(scale == 0 ? 0 : 1 / scale);
-  for (int k = 0; k < n; k += 16) {
-    const __mmask16 present = first_floats(n - k);
-    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(present, x + k), factor));
-    _mm_mask_storeu_epi8(codes + k, present, _mm512_cvtsepi32_epi8(code));
-  }
-}
-
-float round_to_i8(signed char* codes, const float* x, int depth) {
-  const float scale = scale_for(x, depth);
-  round_codes(codes, x, depth, scale);
-  return scale - scale == 0 ? scale : __builtin_nanf("");
-}
-
-/// Rounds a row of x in blocks of kElements. Blocks of int4 are put in the order of its codes: even elements, then odd ones.
-template <int kElements>
-void round_row(const RoundedRows& to, int at, const float* x, int depth) {
-  signed char* codes = to.codes + static_cast<long>(at) * to.blocks * kElements;
-  float* scales = to.scales + static_cast<long>(at) * to.blocks * (kElements == kInt8Block ? 1 : 4);
-  float row_sum = 0;
-  for (int block = 0; block < to.blocks; ++block, codes += kElements) {
-    const int first = block * kElements, n = least(depth - first, kElements);
-    const float scale = scale_for(x + first, n);
-    signed char rounded[kElements] = {};
-    round_codes(rounded, x + first, n, scale);
-    if constexpr (kElements == kInt8Block) {
-      scales[block] = scale;
-      int sum = 0;
-      for (int k = 0; k < kElements; ++k) codes[k] = rounded[k], sum += rounded[k];
-      row_sum += scale * static_cast<float>(sum);
-    } else {
-      for (int part = 0; part < 4; ++part) {
-        int sum = 0;
-        for (int k = 32 * part; k < 32 * part + 32; ++k) sum += rounded[k];
-        scales[4 * block + part] = scale;
-        to.sums[(static_cast<long>(at) * to.blocks + block) * 4 + part] = scale * static_cast<float>(sum);
-      }
-      for (int k = 0; k < kElements / 2; ++k) {
-        codes[k] = rounded[2 * k];
-        codes[kElements / 2 + k] = rounded[2 * k + 1];
-      }
+  /// codes[k] = x[k] / scale to the nearest, for k < n.
+  static void round_codes(signed char* codes, const float* x, int n, float scale) {
+    const __m512 factor = _mm512_set1_ps(scale == 0 ? 0 : 1 / scale);
+    for (int k = 0; k < n; k += 16) {
+      const __mmask16 present = first_floats(n - k);
+      const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(present, x + k), factor));
+      _mm_mask_storeu_epi8(codes + k, present, _mm512_cvtsepi32_epi8(code));
     }
   }
-  if constexpr (kElements == kInt8Block) to.sums[at] = row_sum;
+};
+
+float round_to_i8(signed char* codes, const float* x, int depth) {
+  const float scale = Rounding::scale_for(x, depth);
+  Rounding::round_codes(codes, x, depth, scale);
+  return scale - scale == 0 ? scale : __builtin_nanf("");
 }
 
 /// A block of int8 as unsigned bytes, which are 128 too large: the sum of x is subtracted for it in the end.
@@ -229,30 +200,20 @@ void dots_u4_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int 
   for (int r = 0; r < Rows; ++r) sums[at + r] = _mm512_reduce_add_ps(sum[r]);
 }
 
-/// Calls f<Rows>(at) for `count` rows of x.
-template <class F>
-void in_parts(int count, F f) {
-  int at = 0;
-  for (; at + 8 <= count; at += 8) f.template operator()<8>(at);
-  if (count - at >= 4) f.template operator()<4>(at), at += 4;
-  if (count - at >= 2) f.template operator()<2>(at), at += 2;
-  if (count - at >= 1) f.template operator()<1>(at);
-}
-
 void rounded_dots_i8(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
   Int8Blocks w{row};
-  in_parts(count, [&]<int Rows>(int at) { dots_i8_of<Rows>(sums, w, x, at, depth); });
+  in_parts<8>(count, [&]<int Rows>(int at) { dots_i8_of<Rows>(sums, w, x, at, depth); });
 }
 
 void rounded_dots_u4(float* sums, const QuantizedRow& row, const RoundedRows& x, int count, int depth) {
-  in_parts(count, [&]<int Rows>(int at) { dots_u4_of<Rows>(sums, row, x, at, depth / 2); });
+  in_parts<8>(count, [&]<int Rows>(int at) { dots_u4_of<Rows>(sums, row, x, at, depth / 2); });
 }
 
 }  // namespace
 
 Mma<int, signed char> avx512_vnni_mma() { return mma_vnni; }
-RoundRow avx512_vnni_round_for_i8() { return round_row<kInt8Block>; }
-RoundRow avx512_vnni_round_for_u4() { return round_row<kInt4Block>; }
+RoundRow avx512_vnni_round_for_i8() { return round_row<Rounding, kInt8Block>; }
+RoundRow avx512_vnni_round_for_u4() { return round_row<Rounding, kInt4Block>; }
 RoundToI8 avx512_vnni_round_to_i8() { return round_to_i8; }
 RoundedDots avx512_vnni_rounded_dots_i8() { return rounded_dots_i8; }
 RoundedDots avx512_vnni_rounded_dots_u4() { return rounded_dots_u4; }

@@ -15,6 +15,12 @@ const QuantizedLibrary* baseline_quantized_library();
 const QuantizedLibrary* avx2_quantized_library();
 const QuantizedLibrary* avx512_quantized_library();
 
+/// Of AVX2, in a file of their own. Null when not compiled in; to be used only where has_avx2().
+RoundedDots avx2_rounded_dots_i8();
+RoundedDots avx2_rounded_dots_u4();
+RoundRow avx2_round_for_i8();
+RoundRow avx2_round_for_u4();
+
 /// Extensions of AVX-512, which come and go apart from each other. Null when not compiled in; to be used only where has_...().
 Mma<int, signed char> avx512_vnni_mma();
 RoundedDots avx512_vnni_rounded_dots_i8();

@@ -130,6 +130,12 @@ const QuantizedLibrary& quantized_library() {
     QuantizedLibrary result = *(isa.starts_with("avx512") ? avx512_quantized_library()
                                 : isa == "avx2"           ? avx2_quantized_library()
                                                           : baseline_quantized_library());
+    if (isa != "baseline") {  // AVX-512 has no such products of its own without VNNI
+      result.round_for_i8 = avx2_round_for_i8();
+      result.round_for_u4 = avx2_round_for_u4();
+      result.rounded_dots_i8 = avx2_rounded_dots_i8();
+      result.rounded_dots_u4 = avx2_rounded_dots_u4();
+    }
     if (isa.find("vnni") != std::string_view::npos) {
       result.round_for_i8 = avx512_vnni_round_for_i8();
       result.round_for_u4 = avx512_vnni_round_for_u4();

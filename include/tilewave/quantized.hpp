@@ -142,9 +142,9 @@ struct DequantGemmOptions {
 ///
 ///   s(m, n) = x_scales(m) sum over g of scales(n, g) (sum over k in g of x(m, k) (code(n, k) - zero(n, g))) + bias(n)
 ///
-/// - CPU, M up to 16: reads W once, as it is stored. Sums are in f32. Where the processor has AVX512-VNNI, rows of x are rounded to 8-bit
-///   integers for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the
-///   largest magnitude of the block, so |x' - x| <= a / 254. Products of integers are exact. A row of y does not depend on the other rows.
+/// - CPU, M up to 16: reads W once, as it is stored. Sums are in f32. Where the processor has AVX2, rows of x are rounded to 8-bit integers
+///   for int8 and int4, with a scale for each block of 64 (int8) or 128 (int4) elements: x' = s round(x / s), s = a / 127, a the largest
+///   magnitude of the block, so |x' - x| <= a / 254. Products of integers are exact. A row of y does not depend on the other rows.
 /// - CPU with AVX512-VNNI or AMX, larger M, int8, K up to 131072: whole rows of x are rounded so, each with one scale: |x' - x| <= a / 254,
 ///   a the largest magnitude of the row. Sums of products are exact integers; they are scaled in f32. A row of x that is not finite gives
 ///   NaN. A row of y does not depend on the other rows.
@@ -156,7 +156,7 @@ struct DequantGemmOptions {
 ///   or `accumulate` is set.
 /// - GPU, otherwise: W is rounded to x's dtype, in memory of the call, for gemm().
 /// - x of i8: sums over a group are exact integers on Hopper GPUs, for y of f16 and bf16, M above 16, groups of 128 and rows of x at
-///   multiples of 16 bytes, and on CPUs with AVX512-VNNI up to 16 rows. On other CPUs these rows are f32. Otherwise x_scales(m) x(m, k) is
+///   multiples of 16 bytes, and on CPUs with AVX2 up to 16 rows. On other CPUs these rows are f32. Otherwise x_scales(m) x(m, k) is
 ///   rounded to y's dtype, in memory of the call, and multiplied as above.
 ///
 /// Enqueues on the stream and returns (on the CPU: done when it returns). Throws InvalidArgument for shapes, dtypes, strides or devices

@@ -125,8 +125,10 @@ TEST_P(Quantized, DequantizesToEveryFloatType) {
 
 /// The elements of x that are rounded together (quantized.hpp): none where the processor has no products of 8-bit integers.
 std::int64_t rounded_together(const QuantizedMatrix& w, std::int64_t m) {
-  if (cpu::quantized_library().round_for_i8 == nullptr) return 0;
-  if (w.format == WeightFormat::int8) return m <= 16 ? 64 : w.columns();
+  const cpu::QuantizedLibrary& library = cpu::quantized_library();
+  if (w.format == WeightFormat::int8 && m > 16) return library.round_to_i8 != nullptr ? w.columns() : 0;
+  if (library.round_for_i8 == nullptr) return 0;
+  if (w.format == WeightFormat::int8) return 64;
   return w.format == WeightFormat::int4 && m <= 16 ? 128 : 0;
 }
 
@@ -335,6 +337,56 @@ TEST_P(Quantized, InstructionSetsAgree) {
         for (std::int64_t r = 0; r < count; ++r) {
           const auto at = static_cast<std::size_t>(r * 6 + n);
           EXPECT_NEAR(sums[static_cast<std::size_t>(r)], exact.values[at], exact.magnitudes[at] * 0x1p-20 + 1e-30);
+        }
+      }
+    }
+  }
+}
+
+/// The products with rounded rows of every instruction set that has them, against the rounded numbers themselves.
+TEST_P(Quantized, InstructionSetsAgreeOnRoundedRows) {
+  const bool int8 = GetParam().format == WeightFormat::int8;
+  if (!int8 && GetParam().format != WeightFormat::int4) GTEST_SKIP() << "rows are rounded for int8 and int4";
+  struct Set {
+    cpu::RoundRow round;
+    cpu::RoundedDots dots;
+  };
+  std::vector<Set> sets;
+  if (cpu::has_avx2() && cpu::avx2_round_for_i8() != nullptr)
+    sets.push_back(int8 ? Set{cpu::avx2_round_for_i8(), cpu::avx2_rounded_dots_i8()}
+                        : Set{cpu::avx2_round_for_u4(), cpu::avx2_rounded_dots_u4()});
+  if (cpu::has_avx512_vnni() && cpu::avx512_vnni_round_for_i8() != nullptr)
+    sets.push_back(int8 ? Set{cpu::avx512_vnni_round_for_i8(), cpu::avx512_vnni_rounded_dots_i8()}
+                        : Set{cpu::avx512_vnni_round_for_u4(), cpu::avx512_vnni_rounded_dots_u4()});
+  if (sets.empty()) GTEST_SKIP() << "no instruction set of this processor rounds rows";
+  const std::int64_t elements = int8 ? cpu::kInt8Block : cpu::kInt4Block, scales_of_block = int8 ? 1 : 4;
+  constexpr int kRows = 15;  // eight, four, two and one together
+  for (const std::int64_t k : {std::int64_t{int8 ? 100 : 128}, kWide, std::int64_t{640}}) {
+    const QuantizedMatrix w = quantize(random_weight(3, k, random), GetParam());
+    const std::vector<double> decoded = decode(w);
+    const Tensor x = Tensor::random({kRows, k}, DType::f32, random());
+    const std::int64_t blocks = (k + elements - 1) / elements;
+    for (const Set& set : sets) {
+      std::vector<signed char> codes(static_cast<std::size_t>(kRows * blocks * elements));
+      std::vector<float> scales(static_cast<std::size_t>(kRows * blocks * 4)), sums(scales.size()), got(kRows);
+      const cpu::RoundedRows rounded{codes.data(), scales.data(), sums.data(), static_cast<int>(blocks)};
+      for (int r = 0; r < kRows; ++r) set.round(rounded, r, x.data<float>() + r * k, static_cast<int>(k));
+      const auto value = [&](std::int64_t r, std::int64_t i) {
+        const std::int64_t block = r * blocks + i / elements, at = i % elements;
+        const double scale = scales[static_cast<std::size_t>(block * scales_of_block + (int8 ? 0 : at / 32))];
+        const double v = scale * codes[static_cast<std::size_t>(block * elements + (int8 ? at : at % 2 * 64 + at / 2))];
+        EXPECT_NEAR(v, x.at({r, i}), scale * 0.5001);
+        return v;
+      };
+      for (std::int64_t n = 0; n < 3; ++n) {
+        set.dots(got.data(), row_of(w, n), rounded, kRows, static_cast<int>(k));
+        for (std::int64_t r = 0; r < kRows; ++r) {
+          double exact = 0, magnitudes = 0;
+          for (std::int64_t i = 0; i < k; ++i) {
+            exact += value(r, i) * decoded[static_cast<std::size_t>(n * k + i)];
+            magnitudes += std::abs(value(r, i)) * 255 * scale_of(w, n, i);
+          }
+          ASSERT_NEAR(got[static_cast<std::size_t>(r)], exact, magnitudes * 0x1p-20) << "k " << k << ", row " << r;
         }
       }
     }

@@ -330,8 +330,8 @@ def dequant_gemm(
     """activation(x w.T + bias), with a weight w [n, k] in fewer bits, as quantize() gives it: values, scales and zeros.
 
     x: [m, k], f32, f16 or bf16, columns adjacent; gives [m, n] of its dtype. f16 and bf16 on a GPU read the weight as it is stored: once
-    up to 16 rows, and on Hopper for every tile of rows otherwise. On the CPU x is rounded to 8-bit integers for int8, and up to 16 rows for
-    int4, where the processor multiplies such integers (AVX512-VNNI). format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
+    up to 16 rows, and on Hopper for every tile of rows otherwise. On a CPU with AVX2 up to 16 rows of x are rounded to 8-bit integers for
+    int8 and int4, with AVX512-VNNI more rows for int8, too. format: the weight's, needed for int2, nf4, fp4 and mxfp4. bias: [n].
     activation: as in gemm(); swiglu takes the weight's even rows as gate and its odd rows as up, and gives [m, n / 2]. accumulate:
     out += x w.T + bias; needs `out`, no activation, and does not work under torch.compile(). x_scales: [m] of f32, for x of int8, both as
     quantize_activations() gives them, and a weight in int4 (W4A8); the result and bias are of dtype (float32, float16 or bfloat16; needed
