@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "microkernels/codes.hpp"
 #include "microkernels/table.hpp"
 
 namespace tw::cpu {
@@ -47,6 +48,35 @@ struct Avx2 {
     const __m128i nan = _mm_cmpeq_epi16(magnitudes, _mm_set1_epi16(0x7f));
     const __m128i halves = _mm_or_si128(_mm_or_si128(signs, _mm_slli_epi16(magnitudes, 7)), _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
     return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0f));
+  }
+
+  /// 32 bytes as integers of 32 bits.
+  static void widen_bytes(const __m128i (&bytes)[2], __m256i (&out)[4]) {
+    for (int j = 0; j < 2; ++j) {
+      out[2 * j] = _mm256_cvtepu8_epi32(bytes[j]);
+      out[2 * j + 1] = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes[j], 8));
+    }
+  }
+  static void widen_codes(const unsigned char* bits, Register (&out)[4]) {
+    __m128i codes[2];
+    __m256i wide[4];
+    unpack_codes<4>(bits, codes);
+    widen_bytes(codes, wide);
+    for (int j = 0; j < 4; ++j) out[j] = _mm256_cvtepi32_ps(wide[j]);
+  }
+  template <int kBits>
+  static void lookup(const unsigned char* bits, const float* numbers, Register (&out)[4]) {
+    __m128i codes[2];
+    __m256i wide[4];
+    unpack_codes<kBits>(bits, codes);
+    widen_bytes(codes, wide);
+    for (int j = 0; j < 4; ++j) {
+      out[j] = _mm256_permutevar8x32_ps(load(numbers), wide[j]);
+      if constexpr (kBits == 4) {  // a register holds half of the table
+        const Register upper = _mm256_permutevar8x32_ps(load(numbers + 8), wide[j]);
+        out[j] = _mm256_blendv_ps(out[j], upper, _mm256_castsi256_ps(_mm256_slli_epi32(wide[j], 28)));
+      }
+    }
   }
 
   template <class Element>

@@ -55,8 +55,8 @@ float total(__m256 x) {
 constexpr int kAhead = 4096;
 inline void fetch(const void* from, long bytes_ahead) { _mm_prefetch(static_cast<const char*>(from) + bytes_ahead, _MM_HINT_T0); }
 
-/// `Rows` rows of x from the `at`-th on, against one row of the weight. The instruction multiplies unsigned by signed bytes, so a sign of
-/// the weight's goes to x. Two sums for each hide the latency of a multiply-add.
+/// `Rows` rows of x from the `at`-th on, against one row of the weight. The instruction multiplies unsigned by signed bytes, so the
+/// weight's signs go to x. Two sums for each hide the latency of a multiply-add.
 template <int Rows>
 void dots_i8_of(float* sums, const QuantizedRow& row, const RoundedRows& x, int at, int row_bytes) {
   __m256 sum[Rows][2];

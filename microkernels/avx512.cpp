@@ -10,6 +10,7 @@
 
 #include <immintrin.h>
 
+#include "microkernels/codes.hpp"
 #include "microkernels/table.hpp"
 
 namespace tw::cpu {
@@ -63,28 +64,15 @@ struct Avx512 {
     out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
   }
 
-  /// 32 codes, two or four to a byte, as bytes in order.
-  template <int kBits>
-  static void unpack(const unsigned char* bits, __m128i (&codes)[2]) {
-    const __m128i low = _mm_set1_epi8((1 << kBits) - 1);
-    const __m128i packed = kBits == 4 ? load_quarter(bits) : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bits));
-    const auto code = [&](int n) { return _mm_and_si128(_mm_srli_epi16(packed, kBits * n), low); };
-    if constexpr (kBits == 4) {
-      codes[0] = _mm_unpacklo_epi8(code(0), code(1)), codes[1] = _mm_unpackhi_epi8(code(0), code(1));
-    } else {
-      const __m128i first = _mm_unpacklo_epi8(code(0), code(1)), last = _mm_unpacklo_epi8(code(2), code(3));
-      codes[0] = _mm_unpacklo_epi16(first, last), codes[1] = _mm_unpackhi_epi16(first, last);
-    }
-  }
   static void widen_codes(const unsigned char* bits, Register (&out)[2]) {
     __m128i codes[2];
-    unpack<4>(bits, codes);
+    unpack_codes<4>(bits, codes);
     for (int j = 0; j < 2; ++j) out[j] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes[j]));
   }
   template <int kBits>
   static void lookup(const unsigned char* bits, const float* numbers, Register (&out)[2]) {
     __m128i codes[2];
-    unpack<kBits>(bits, codes);
+    unpack_codes<kBits>(bits, codes);
     for (int j = 0; j < 2; ++j) out[j] = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes[j]), load(numbers));
   }
 

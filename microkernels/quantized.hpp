@@ -28,13 +28,17 @@ inline float finite_f16(unsigned short bits) {
   return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, __builtin_bit_cast(float, magnitude) * 0x1p112f) | sign);
 }
 
+/// 32 elements as f32.
+template <class V>
+constexpr int kRegistersOf32 = 32 / V::kWidth;
+
 /// 32 codes of 4 bits, less zero, times scale. A set may have V::widen_codes(), which gives 32 codes in order as f32.
 template <class V>
 void dequantize_codes(float* to, const unsigned char* values, float scale, float zero) {
-  if constexpr (requires(typename V::Register(&codes)[2]) { V::widen_codes(values, codes); }) {
-    typename V::Register codes[2];
+  if constexpr (requires(typename V::Register(&codes)[kRegistersOf32<V>]) { V::widen_codes(values, codes); }) {
+    typename V::Register codes[kRegistersOf32<V>];
     V::widen_codes(values, codes);
-    for (int j = 0; j < 2; ++j) V::store(to + j * V::kWidth, (codes[j] - zero) * scale);
+    for (int j = 0; j < kRegistersOf32<V>; ++j) V::store(to + j * V::kWidth, (codes[j] - zero) * scale);
   } else {
     for (int j = 0; j < 16; ++j) {
       to[2 * j] = (static_cast<float>(values[j] & 15) - zero) * scale;
@@ -64,10 +68,10 @@ inline float scale_of_group(const QuantizedRow& row, int g) {
 /// The numbers of 32 codes that begin with values[0], less zero, times scale. A set may have V::lookup(), which gives the numbers in order.
 template <class V, int kBits>
 void dequantize_by_table(float* to, const unsigned char* values, const float* numbers, float scale, float zero) {
-  if constexpr (requires(typename V::Register(&out)[2]) { V::template lookup<kBits>(values, numbers, out); }) {
-    typename V::Register out[2];
+  if constexpr (requires(typename V::Register(&out)[kRegistersOf32<V>]) { V::template lookup<kBits>(values, numbers, out); }) {
+    typename V::Register out[kRegistersOf32<V>];
     V::template lookup<kBits>(values, numbers, out);
-    for (int j = 0; j < 2; ++j) V::store(to + j * V::kWidth, (out[j] - zero) * scale);
+    for (int j = 0; j < kRegistersOf32<V>; ++j) V::store(to + j * V::kWidth, (out[j] - zero) * scale);
   } else {
     constexpr int count = 8 / kBits;
     for (int j = 0; j < 32; ++j) to[j] = (numbers[values[j / count] >> kBits * (j % count) & ((1 << kBits) - 1)] - zero) * scale;
