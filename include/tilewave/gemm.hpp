@@ -42,8 +42,8 @@ struct GemmOptions {
 ///   a, b       d                  accumulation
 ///   f32        f32                on the CPU f32; on a GPU tf32, without the low 13 bits of operands, or exact: tilewave/f32_products.hpp
 ///   f16, bf16  same               f32
-///   fp8        bf16, f32 or fp8   on the CPU f32; on a GPU about 14 bits in the tensor cores, and with block scales f32 after every 128 of
-///   K i8         i32                i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
+///   fp8        bf16, f32 or fp8   on the CPU f32; on a GPU about 14 bits, in the tensor cores; with block scales f32 after every 128 of K
+///   i8         i32                i32, exact while |sum| < 2^31; without alpha, beta, bias, activation and residual
 ///
 /// fp8 is fp8_e4m3 or fp8_e5m2: a, b and d each may be either. A D of fp8 is rounded to the nearest, numbers beyond the type's largest, 448
 /// or 57344, to that; it takes neither beta, nor bias, nor a residual. swiglu takes neither beta nor a residual. Block scales are for

@@ -76,7 +76,8 @@ int run_length(const Call& call, bool backward) {
   const bool wide = !backward && is_wide(call), on_gpu = call.stream.device().is_cuda();
   const int cols = wide ? 2 * kNarrow : backward ? kBackwardCols : kNarrow;
   const int bytes = static_cast<int>(size_of(call.x.dtype()));
-  const int blocks = backward ? backward_blocks(bytes, true) : forward_blocks(wide ? 8 : 4, bytes, true);
+  constexpr bool pieces = true;  // other tensors are rare, and only lose part of a round
+  const int blocks = backward ? backward_blocks(bytes, pieces) : forward_blocks(wide ? 8 : 4, bytes, pieces);
   const std::int64_t at_once = on_gpu ? blocks * std::int64_t{device_info(call.stream.device()).units} : 16;
   const std::int64_t steps = std::int64_t{tiles_of(call.channels(), cols)} * call.x.shape(0) * call.x.shape(1);  // of all tiles
   const std::int64_t rounds = std::max<std::int64_t>(ceil_div(steps, longest * at_once), 2);

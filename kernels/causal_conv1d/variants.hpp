@@ -12,7 +12,7 @@ inline constexpr ShapeKey kShape[] = {
 /// The instantiations that are compiled ahead of time.
 std::vector<KernelVariant> registered();
 
-/// All kernels that calls launch, each for tensors that are loaded or stored in whole pieces of 16 bytes, and for those that are not.
+/// Every kernel that a call may launch, in four variants: loads in whole pieces of 16 bytes or by elements, and stores likewise.
 std::vector<KernelSpec> all_specs();
 
 }  // namespace tw::kernels::causal_conv1d
