@@ -77,7 +77,7 @@ struct PrepareChannels {
   struct On {
     static constexpr int rows = 128;
     static constexpr int warpgroups = rows / 64;
-    static constexpr int min_blocks = Blocks;
+    static constexpr int min_blocks = Target::whole_pieces ? Blocks : 1;
     using Gates = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 4>;
     using Tokens = Rows<Target, float, kChunk, kSlice, 4 * warpgroups, 8>;
     using Held = Rows<Target, T, kChunk, kSlice, 4 * warpgroups, 8>;  ///< in half the registers

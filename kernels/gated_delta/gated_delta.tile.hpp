@@ -176,10 +176,17 @@ struct Walk {
       Ring<Target, Tokens, 1> queries;
       Ring<Target, Inverse, 1> inverses;
       Buffer<Target, T, D, Slice, Contract::rows> state;
-      Buffer<Target, T, kChunk, Slice, Contract::rows> updates, decayed;
+      Buffer<Target, T, kChunk, Slice, Contract::rows> differences, updates, decayed;
       Buffer<Target, T, kChunk, kChunk> weights;
       explicit constexpr Memory(auto& block)
-          : keys(block), queries(block), inverses(block), state(block), updates(block), decayed(block), weights(block) {}
+          : keys(block),
+            queries(block),
+            inverses(block),
+            state(block),
+            differences(block),
+            updates(block),
+            decayed(block),
+            weights(block) {}
     };
     struct State {
       Fragment<Target, float, D, Slice, warpgroups> s;
@@ -237,10 +244,10 @@ struct Walk {
             if (row >= size) value = 0.0f;
           });
         }
-        share(block, updates, memory.updates);
+        share(block, updates, memory.differences);
         const Inverse& inverse = block.take(memory.inverses);
         Part out;
-        block.mma(updates, inverse, memory.updates, true);
+        block.mma(updates, inverse, memory.differences, true);
         block.mma(out, q, memory.state, true);
         block.wait(leave<2>, x);
         block.map(x, decay, decay_of_columns, [](auto qk, auto row, auto col) { return qk * exp(row - col); });
@@ -251,20 +258,18 @@ struct Walk {
         block.wait(leave<0>, updates, out);
         block.release(memory.queries);
         block.release(memory.inverses);
-        block.map(out, decay, [](auto o, auto d) { return o * exp(d); });
-        block.sync();
-        share(block, updates, memory.updates);
-        block.mma(out, memory.weights, memory.updates, false);
+        block.store(updates, memory.updates);
         block.map(updates, decay, [whole](auto u, auto d) { return u * exp(whole - d); });
         block.map(state.s, [whole](auto value) { return value * exp(whole); });
         share(block, updates, memory.decayed);
         block.mma(state.s, view<Contract::rows>(slot.k), memory.decayed, false);
-        block.wait(leave<1>, out);
+        block.map(out, decay, [](auto o, auto d) { return o * exp(d); });
+        block.mma(out, memory.weights, memory.updates, false);
+        block.wait(leave<0>, out, state.s);
         const float factor = p.factor;
         block.map(out, [factor](auto o) { return o * factor; });
         block.scatter(
             out, p.o, [&](int row) { return row < size ? token + row : -1; }, w.col, w.head, w.sequence.batch);
-        block.wait(leave<0>, state.s);
         block.sync();
         block.release(memory.keys);
       }

@@ -114,6 +114,8 @@ inline constexpr int kStages = 2;
 inline constexpr int kDecayHeads = 8;
 
 inline constexpr int kWalkColumns = 128;
+/// A walk holds two chunks while a third one arrives.
+inline constexpr int kWalkStages = 3;
 /// Columns of Outputs.
 constexpr int outputs_columns(std::int64_t columns) { return columns > 64 ? 128 : 64; }
 /// On a GPU: the registers of two blocks for each SM hold the states and the values of 64 columns.

@@ -31,7 +31,7 @@ KernelSpec outputs(int dim, int columns, StateForm form) {
 
 TEST(LinearAttentionKernels, CompileForHopperGpusWithoutSpills) {
   skip_without_nvrtc();
-  using AnyWalk = Walk<f16, 128, kWalkColumns, kStages>;
+  using AnyWalk = Walk<f16, 128, kWalkColumns, kWalkStages>;
   using AnyStates = States<f16, kStatesColumns, kStages>;
   expect_all_fast({outputs(64, 64, StateForm::as_stored), outputs(64, 128, StateForm::transposed),
                    outputs(128, outputs_columns(128), StateForm::as_stored), outputs(256, outputs_columns(256), StateForm::as_stored),

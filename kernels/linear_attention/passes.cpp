@@ -59,7 +59,7 @@ void outputs(const Call& call, const Decay& decay, const OutputsPass& pass) {
 template <class T>
 void walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
   const auto fill = [&](auto& bind, auto& p) { bind_walk(bind, p, call, decay, pass); };
-  using Any = Walk<T, 128, kWalkColumns, kStages>;
+  using Any = Walk<T, 128, kWalkColumns, kWalkStages>;
   if (!call.stream.device().is_cuda()) return launch_cpu<Any>(walk_grid(call, pass), fill);
   static KernelTable<WalkKernel> table(type_of_walk, Any::source);
   detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[{dtype_of<T>, pass.q.shape(3) > 64 ? 128 : 64}],
@@ -87,7 +87,7 @@ std::string type_of_states(const StatesKernel& k) {
   return tw::format("tw::kernels::linear_attention::States<{}, {}, {}>", element_name(k.dtype), k.columns, kStages);
 }
 std::string type_of_walk(const WalkKernel& k) {
-  return tw::format("tw::kernels::linear_attention::Walk<{}, {}, {}, {}>", element_name(k.dtype), k.dim, kWalkColumns, kStages);
+  return tw::format("tw::kernels::linear_attention::Walk<{}, {}, {}, {}>", element_name(k.dtype), k.dim, kWalkColumns, kWalkStages);
 }
 std::string type_of_outputs(const OutputsKernel& k) {
   return tw::format("tw::kernels::linear_attention::Outputs<{}, {}, {}, tw::kernels::linear_attention::StateForm::{}>",

@@ -70,7 +70,7 @@ Analysis analyze_outputs(const ShapeValues& shape) {
 }
 
 constexpr WalkKernel kWalkKernel{DType::bf16, 128};
-using RegisteredWalk = Walk<bf16, 128, kWalkColumns, kStages>;
+using RegisteredWalk = Walk<bf16, 128, kWalkColumns, kWalkStages>;
 Analysis analyze_walk(const ShapeValues& shape) {
   const Problem p(shape, DType::bf16);
   const RecurrencePass pass{p.q, p.k, p.v, nullptr, &p.state, p.o, 1};

@@ -45,16 +45,16 @@ struct Walk {
     struct Memory {
       Ring<Target, Slot, kStages> ring;
       Buffer<Target, T, D, N, Contract::rows> state;
-      Buffer<Target, T, kChunk, N, Contract::rows> scaled;
+      Buffer<Target, T, kChunk, N, Contract::rows> added;
       Buffer<Target, T, kChunk, kChunk> weights;
-      explicit constexpr Memory(auto& block) : ring(block), state(block), scaled(block), weights(block) {}
+      explicit constexpr Memory(auto& block) : ring(block), state(block), added(block), weights(block) {}
     };
     struct State {
       Fragment<Target, float, D, N, warpgroups> sum;
     };
     struct Locals {
       Scores scores;
-      Values values;
+      Values added;
     };
     struct Work {
       int sequence, head, col0;
@@ -84,69 +84,90 @@ struct Walk {
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       block.load(state.sum, p.initial, 0, w.col0, w.head, w.sequence);
-      const int n = steps(p, w), sign = p.backwards ? -1 : 1;
-      for (int step = 0; step < n; ++step) {
-        const int chunk = chunk_of(p, w, step), row0 = w.begin + chunk * kChunk, left = w.size - chunk * kChunk;
-        const auto decay = exp2(p.from_start[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + chunk) * kChunk + kChunk - 1]);
-        Slot& slot = block.take(memory.ring);
-        // The rows after a packed sequence's end are another's, and may be NaN.
-        if (left < kChunk) {
-          block.zero_rows(slot.k, left);
-          block.zero_rows(slot.v, left);
-        }
+      const int n = steps(p, w);
+      if (n == 0) return;
+      Scores scores;
+      Values added;
+      Slot* slot = &take(block, memory, w, chunk_of(p, w, 0));
+      block.fence();
+      block.sync();
+      block.mma(scores, slot->q, slot->k, true);
+      prepare(block, p, *slot, w, chunk_of(p, w, 0), leave<0>, scores, added);
+      int chunk = chunk_of(p, w, 0);
+      for (int later = n - 1; later >= 0; --later) {  // chunks after this one
+        const int next_chunk = later == 0 ? chunk : p.backwards ? chunk - 1 : chunk + 1;
         block.store(state.sum, memory.state);
-        block.fence();
-        block.sync();
-        Scores scores;
-        Values out, values;
-        block.mma(scores, slot.q, slot.k, true);
-        block.mma(out, slot.q, memory.state, true);
-
-        // Under these products: factors of the dimension that the state's product sums over must be in an operand.
-        RowVector<Target, float, Values> after, until_of_outputs;
-        RowVector<Target, float, Scores> until;
-        ColumnVector<Target, float, Scores> until_of_columns;
-        block.load(values, slot.v);
-        block.load(after, slot.after);
-        block.for_rows(after, [&](int, int, auto& x) { x = exp2(x) * p.added_scale; });
-        block.map(values, after, [](auto x, auto factor) { return x * factor; });
-        block.for_each(values, [&](int row, int, auto& x) {
-          if (row >= left) x = 0.0f;
-        });
-        block.store(values, memory.scaled);
-        block.load(until, slot.until);
-        block.load(until_of_columns, slot.until);
-        block.load(until_of_outputs, slot.until);
-        block.for_rows(until_of_outputs, [&](int, int, auto& x) { x = exp2(x); });
-        block.wait(leave<in_flight<Target>>, scores);
-        block.map(scores, until, until_of_columns, [](auto x, auto to, auto from) { return x * exp2(to - from); });
-        block.for_each(scores, [&](int row, int col, auto& x) {
-          if (sign * (row - col) < 0 || col >= left) x = 0.0f;
-        });
-        // What is added to the state is scaled; the scores must be scaled the same.
-        block.map(scores, p.added_scale, [](auto x, auto scale) { return x * scale; });
+        block.store(added, memory.added);
         block.store(scores, memory.weights);
+        // After the last chunk this one is prepared again, for nothing: a product under a condition would not be asynchronous.
+        Slot* const next = later > 0 ? &take(block, memory, w, next_chunk) : slot;
         block.fence();
-        block.wait(leave<0>, out);
-        block.map(out, until_of_outputs, [](auto x, auto factor) { return x * factor; });
-        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
         block.sync();
-        block.mma(out, memory.weights, slot.v, false);
-        block.mma(state.sum, view<Contract::rows>(slot.k), memory.scaled, false);
-        block.wait(leave<in_flight<Target>>, out);
+        const auto decay = exp2(p.from_start[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + chunk) * kChunk + kChunk - 1]);
+        Values out;
+        block.mma(out, slot->q, memory.state, true);
+        block.mma(scores, next->q, next->k, true);
+        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
+        block.mma(state.sum, view<Contract::rows>(slot->k), memory.added, false);
+        RowVector<Target, float, Values> until;
+        block.load(until, slot->until);
+        block.for_rows(until, [](int, int, auto& x) { x = exp2(x); });
+        block.wait(leave<2>, out);
+        block.map(out, until, [](auto x, auto factor) { return x * factor; });
+        block.mma(out, memory.weights, slot->v, false);
+
+        prepare(block, p, *next, w, next_chunk, leave<2>, scores, added);
+        block.wait(leave<0>, state.sum, out);
         block.map(out, p.scale, [](auto x, auto scale) { return x * scale; });
-        auto to = p.out;
-        to.rows = min(p.out.rows, w.begin + w.size);
-        block.store(out, to, row0, w.col0, w.head, w.batch);
-        block.wait(leave<0>, state.sum);
-        block.fence();
+        const int first = w.begin + chunk * kChunk, end = w.begin + w.size;
+        block.scatter(
+            out, p.out, [&](int row) { return first + row < end ? first + row : -1; }, w.col0, w.head, w.batch);
         block.sync();
         block.release(memory.ring);
+        slot = next;
+        chunk = next_chunk;
       }
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
       block.store(state.sum, p.final, 0, w.col0, w.head, w.sequence);
+    }
+
+   private:
+    TW_INLINE static Slot& take(auto& block, Memory& memory, const Work& w, int chunk) {
+      Slot& slot = block.take(memory.ring);
+      // The rows after a packed sequence's end are another's, and may be NaN.
+      const int left = w.size - chunk * kChunk;
+      if (left < kChunk) {
+        block.zero_rows(slot.k, left);
+        block.zero_rows(slot.v, left);
+      }
+      return slot;
+    }
+    /// What a chunk needs apart from the state before it: turns its scores into weights of v, and v into what k adds to the state. Factors
+    /// of the dimension that the state's product sums over must be in an operand.
+    TW_INLINE static void prepare(auto& block, const Params& p, Slot& slot, const Work& w, int chunk, auto others, Scores& scores,
+                                  Values& added) {
+      const int left = w.size - chunk * kChunk, sign = p.backwards ? -1 : 1;
+      RowVector<Target, float, Values> after;
+      RowVector<Target, float, Scores> until;
+      ColumnVector<Target, float, Scores> until_of_columns;
+      block.load(added, slot.v);
+      block.load(after, slot.after);
+      block.for_rows(after, [&](int, int, auto& x) { x = exp2(x) * p.added_scale; });
+      block.map(added, after, [](auto x, auto factor) { return x * factor; });
+      block.for_each(added, [&](int row, int, auto& x) {
+        if (row >= left) x = 0.0f;
+      });
+      block.load(until, slot.until);
+      block.load(until_of_columns, slot.until);
+      block.wait(others, scores);
+      block.map(scores, until, until_of_columns, [](auto x, auto to, auto from) { return x * exp2(to - from); });
+      block.for_each(scores, [&](int row, int col, auto& x) {
+        if (sign * (row - col) < 0 || col >= left) x = 0.0f;
+      });
+      // What is added to the state is scaled; the scores must be scaled the same.
+      block.map(scores, p.added_scale, [](auto x, auto scale) { return x * scale; });
     }
   };
 };

@@ -165,10 +165,7 @@ struct Scan {
 
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int row = w.begin + step * kChunk, at = (w.first_chunk + step) * kChunk;
-      producer.put(memory.keys, [&](auto copy, Keys& slot) {
-        copy.tile(p.c, slot.c, row, 0, w.head / p.shared, w.batch);
-        copy.tile(p.b, slot.b, row, 0, w.head / p.shared, w.batch);
-      });
+      if (step == 0) load_keys(producer, p, w, 0, memory);
       producer.put(memory.inputs, [&](auto copy, Inputs& slot) {
         copy.tile(p.x, slot.x, row, w.col0, w.head, w.batch);
         copy.vector(p.until, slot.until, w.head, at);
@@ -176,61 +173,80 @@ struct Scan {
         copy.vector(p.after, slot.after, w.head, at);
       });
       if constexpr (kGated) producer.put(memory.gate, [&](auto copy, Gate& slot) { copy.tile(p.z, slot, row, w.col0, w.head, w.batch); });
+      if (step + 1 < steps(p, w)) load_keys(producer, p, w, step + 1, memory);
+    }
+    TW_INLINE static void load_keys(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
+      producer.put(memory.keys, [&](auto copy, Keys& slot) {
+        copy.tile(p.c, slot.c, w.begin + step * kChunk, 0, w.head / p.shared, w.batch);
+        copy.tile(p.b, slot.b, w.begin + step * kChunk, 0, w.head / p.shared, w.batch);
+      });
     }
 
+    /// The scores of a chunk do not need the state, so they are computed while the outputs of the chunk before are finished.
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       block.load(state.sum, p.initial, 0, w.col0, w.head, w.sequence);
       const int n = steps(p, w);
+      if (n == 0) return;
+      Keys* keys = &block.take(memory.keys);
+      Scores scores;
+      block.mma(scores, keys->c, keys->b, true);
+      block.wait(leave<0>, scores);
       for (int step = 0; step < n; ++step) {
         const int row0 = w.begin + step * kChunk, left = w.size - step * kChunk;
         const auto decay = exp2(p.sums[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + step) * kChunk + kChunk - 1]);
-        Keys& keys = block.take(memory.keys);
-        // The rows after a packed sequence's end are another's, and may be NaN.
-        if (left < kChunk) block.zero_rows(keys.b, left);
-        block.store(state.sum, memory.state);
-        block.fence();
-        block.sync();
-        Scores scores;
-        Values out, values;
-        block.mma(scores, keys.c, keys.b, true);
-        block.mma(out, keys.c, memory.state, true);
-
-        // Under these products: factors of the dimension that the state's product sums over must be in an operand.
         Inputs& inputs = block.take(memory.inputs);
-        RowVector<Target, float, Values> after, until_of_outputs;
-        RowVector<Target, float, Scores> until;
-        ColumnVector<Target, float, Scores> from;
-        block.load(values, inputs.x);
-        block.load(after, inputs.after);
-        block.for_rows(after, [](int, int, auto& e) { e = exp2(e); });
-        block.map(values, after, [](auto x, auto factor) { return x * factor; });
-        block.for_each(values, [&](int row, int, auto& x) {
-          if (row >= left) x = 0.0f;
-        });
-        block.store(values, memory.scaled);
-        if (left < kChunk) block.zero_rows(inputs.x, left);
-        block.load(until, inputs.until);
-        block.load(from, inputs.from);
-        block.load(until_of_outputs, inputs.until);
-        block.for_rows(until_of_outputs, [](int, int, auto& e) { e = exp2(e); });
-        block.wait(leave<in_flight<Target>>, scores);
-        decay_scores(block, scores, until, from, 1.0f, 0, left);
-        Weights weights;
-        block.convert(weights, scores);
+        {  // Factors of the dimension that the state's product sums over must be in an operand.
+          Values scaled;
+          RowVector<Target, float, Values> after;
+          block.load(scaled, inputs.x);
+          block.load(after, inputs.after);
+          block.for_rows(after, [](int, int, auto& e) { e = exp2(e); });
+          block.map(scaled, after, [](auto x, auto factor) { return x * factor; });
+          block.for_each(scaled, [&](int row, int, auto& x) {
+            if (row >= left) x = 0.0f;
+          });
+          block.store(scaled, memory.scaled);
+        }
+        block.store(state.sum, memory.state);
+        // The rows after a packed sequence's end are another's, and may be NaN.
+        if (left < kChunk) {
+          block.zero_rows(keys->b, left);
+          block.zero_rows(inputs.x, left);
+        }
         block.fence();
-        block.wait(leave<0>, out);
-        block.map(out, until_of_outputs, [](auto x, auto factor) { return x * factor; });
-        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
         block.sync();
+        Values out;
+        block.mma(out, keys->c, memory.state, true);
+        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
+        block.mma(state.sum, view<Contract::rows>(keys->b), memory.scaled, false);
+        Weights weights;
+        {  // Under these products.
+          RowVector<Target, float, Scores> until;
+          ColumnVector<Target, float, Scores> from;
+          block.load(until, inputs.until);
+          block.load(from, inputs.from);
+          decay_scores(block, scores, until, from, 1.0f, 0, left);
+          block.convert(weights, scores);
+        }
+        RowVector<Target, float, Values> until;
+        block.load(until, inputs.until);
+        block.for_rows(until, [](int, int, auto& e) { e = exp2(e); });
+        block.wait(leave<1>, out);
+        block.map(out, until, [](auto x, auto factor) { return x * factor; });
         block.mma(out, weights, inputs.x, false);
-        block.mma(state.sum, view<Contract::rows>(keys.b), memory.scaled, false);
-        block.wait(leave<in_flight<Target>>, out);
-        finish_outputs(block, p, w, memory, inputs, out, values);
-        auto to = p.y;
-        to.rows = min(p.y.rows, w.begin + w.size);
-        block.store(out, to, row0, w.col0, w.head, w.batch);
-        block.wait(leave<0>, state.sum);
-        block.fence();
+        const auto begin_scores = [&] {
+          // After the last chunk the same scores again, for nothing: a product under a condition would not be asynchronous.
+          if (step + 1 < n) keys = &block.take(memory.keys);
+          block.mma(scores, keys->c, keys->b, true);
+        };
+        constexpr int younger = Target::whole_pieces;  // otherwise there are too few registers for scores beside a gate
+        if constexpr (younger > 0) begin_scores();
+        block.wait(leave<younger>, state.sum, out);
+        finish_outputs(block, p, w, memory, inputs, out);
+        block.scatter(
+            out, p.y, [&](int row) { return row < left ? row0 + row : -1; }, w.col0, w.head, w.batch);
+        if constexpr (younger == 0) begin_scores();
+        block.wait(leave<0>, scores);
         block.sync();
         block.release(memory.keys);
         block.release(memory.inputs);
@@ -244,8 +260,8 @@ struct Scan {
 
    private:
     /// (out + D x) silu(z).
-    TW_INLINE static void finish_outputs(auto& block, const Params& p, const Work& w, Memory& memory, Inputs& inputs, Values& out,
-                                         Values& values) {
+    TW_INLINE static void finish_outputs(auto& block, const Params& p, const Work& w, Memory& memory, Inputs& inputs, Values& out) {
+      Values values;
       if (p.skip.cols > 0) {
         ColumnVector<Target, float, Values> skip;
         block.load(skip, p.skip, w.head, w.col0);

@@ -202,11 +202,12 @@ struct GlobalMemory : Elements<kWarps> {
           Words<E, F::width> words;
           words.pack(from.x + F::in_row(r, n * F::width));
           const bool inside = to.inside(row, col + n * F::piece_step);
-          // A branch between the stores of several rows keeps the compiler from holding all of them in registers.
-          if constexpr (F::row_count == 1)
+          // Behind branches the compiler may store many words one by one. Two rows it stores whole, and then a branch saves registers.
+          if constexpr (F::row_count == 2 && sizeof(E) < 4) {
+            if (inside) words.store(first + n * F::piece_step);
+          } else {
             words.store_if(inside, first + n * F::piece_step);
-          else if (inside)
-            words.store(first + n * F::piece_step);
+          }
         }
       }
     } else {
