@@ -100,7 +100,7 @@ struct StatesKernel {
 };
 struct WalkKernel {
   DType dtype;
-  int dim;
+  int dim, columns;
   auto operator<=>(const WalkKernel&) const = default;
 };
 struct OutputsKernel {
@@ -113,7 +113,9 @@ struct OutputsKernel {
 inline constexpr int kStages = 2;
 inline constexpr int kDecayHeads = 8;
 
+/// Columns of a walk; on a CPU, the most. On a GPU two blocks fit an SM with 64, if a head of q has no more, either.
 inline constexpr int kWalkColumns = 128;
+constexpr int walk_columns(std::int64_t dim, std::int64_t columns) { return dim > 64 || columns > 64 ? kWalkColumns : 64; }
 /// A walk holds two chunks while a third one arrives.
 inline constexpr int kWalkStages = 3;
 /// Columns of Outputs.
@@ -177,8 +179,8 @@ void bind_outputs(auto& bind, auto& p, const Call& call, const Decay& decay, con
   p.v_shared = call.heads / static_cast<int>(pass.v.shape(1));
   p.backwards = pass.backwards;
 }
-inline TileGrid walk_grid(const Call& call, const RecurrencePass& pass) {
-  return {call.sequences * call.heads, tiles(pass.v.shape(3), kWalkColumns)};
+inline TileGrid walk_grid(const Call& call, const RecurrencePass& pass, int columns) {
+  return {call.sequences * call.heads, tiles(pass.v.shape(3), columns)};
 }
 void bind_walk(auto& bind, auto& p, const Call& call, const Decay& decay, const RecurrencePass& pass) {
   bind(p.q, pass.q);

@@ -60,10 +60,11 @@ template <class T>
 void walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
   const auto fill = [&](auto& bind, auto& p) { bind_walk(bind, p, call, decay, pass); };
   using Any = Walk<T, 128, kWalkColumns, kWalkStages>;
-  if (!call.stream.device().is_cuda()) return launch_cpu<Any>(walk_grid(call, pass), fill);
+  if (!call.stream.device().is_cuda()) return launch_cpu<Any>(walk_grid(call, pass, kWalkColumns), fill);
   static KernelTable<WalkKernel> table(type_of_walk, Any::source);
-  detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[{dtype_of<T>, pass.q.shape(3) > 64 ? 128 : 64}],
-                                                                            call.stream, walk_grid(call, pass), fill);
+  const WalkKernel kernel{dtype_of<T>, pass.q.shape(3) > 64 ? 128 : 64, walk_columns(pass.q.shape(3), pass.v.shape(3))};
+  detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[kernel], call.stream,
+                                                                            walk_grid(call, pass, kernel.columns), fill);
 }
 
 template <class T, int kRows>
@@ -87,7 +88,7 @@ std::string type_of_states(const StatesKernel& k) {
   return tw::format("tw::kernels::linear_attention::States<{}, {}, {}>", element_name(k.dtype), k.columns, kStages);
 }
 std::string type_of_walk(const WalkKernel& k) {
-  return tw::format("tw::kernels::linear_attention::Walk<{}, {}, {}, {}>", element_name(k.dtype), k.dim, kWalkColumns, kWalkStages);
+  return tw::format("tw::kernels::linear_attention::Walk<{}, {}, {}, {}>", element_name(k.dtype), k.dim, k.columns, kWalkStages);
 }
 std::string type_of_outputs(const OutputsKernel& k) {
   return tw::format("tw::kernels::linear_attention::Outputs<{}, {}, {}, tw::kernels::linear_attention::StateForm::{}>",

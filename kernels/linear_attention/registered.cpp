@@ -69,12 +69,12 @@ Analysis analyze_outputs(const ShapeValues& shape) {
                                            [&](auto& bind, auto& params) { bind_outputs(bind, params, p.call, p.decay, pass); });
 }
 
-constexpr WalkKernel kWalkKernel{DType::bf16, 128};
+constexpr WalkKernel kWalkKernel{DType::bf16, 128, kWalkColumns};
 using RegisteredWalk = Walk<bf16, 128, kWalkColumns, kWalkStages>;
 Analysis analyze_walk(const ShapeValues& shape) {
   const Problem p(shape, DType::bf16);
   const RecurrencePass pass{p.q, p.k, p.v, nullptr, &p.state, p.o, 1};
-  return analyze<RegisteredWalk>(walk_grid(p.call, pass),
+  return analyze<RegisteredWalk>(walk_grid(p.call, pass, kWalkColumns),
                                  [&](auto& bind, auto& params) { bind_walk(bind, params, p.call, p.decay, pass); });
 }
 

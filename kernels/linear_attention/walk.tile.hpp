@@ -7,15 +7,18 @@ namespace tw::kernels::linear_attention {
 /// States and outputs in one walk: the state of a head never leaves its block, so the bytes are those of q, k, v and the outputs. A tile is
 /// N columns of the state of one head of one sequence. It pays if there are as many tiles as SMs.
 ///
-/// Two warpgroups divide the columns of scores and outputs, and the state: its rows where it has 128, otherwise its columns.
+/// Of 128 columns two warpgroups divide the columns of scores and outputs, and the state: its rows where it has 128, otherwise its columns.
+/// Of 64 columns one warpgroup has all, and two blocks share an SM.
 template <class T, int D, int N, int kStages>
 struct Walk {
   static constexpr const char* source = "kernels/linear_attention/walk.tile.hpp";
 
   template <class Target>
   struct On {
-    static constexpr int rows = 128;
+    static constexpr int rows = N;
     static constexpr int warpgroups = rows / 64;
+    static constexpr int min_blocks = Target::whole_pieces ? 2 / warpgroups : 1;
+    static constexpr bool moves_registers = true;
     static constexpr int vector_bytes = 64;  // on a CPU the exponentials take long
     using Q = Shared<Target, T, kChunk, D>;
     using V = Shared<Target, T, kChunk, N, Contract::rows>;

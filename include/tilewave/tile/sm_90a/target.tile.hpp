@@ -79,8 +79,8 @@ struct Shape {
   static_assert(teams <= kMostTeams, "too many teams");
   static_assert(tw::detail::warps_of<On>() % 4 == 0, "a block has whole warpgroups: a multiple of 4 warps, of 64 rows of accumulators");
   static constexpr int min_blocks = tw::detail::blocks_of<On>();
-  /// Whether the role that loads gives registers to the one that computes.
-  static constexpr bool moves_registers = warpgroups > 1 || requires { On::moves_registers; };
+  /// Whether the role that loads gives registers to the one that computes. One warpgroup alone on an SM has as many as a thread can have.
+  static constexpr bool moves_registers = warpgroups > 1 || (min_blocks > 1 && requires { On::moves_registers; });
   static constexpr int cluster = cluster_size<On, T>;
   static constexpr int threads = (warpgroups + (produces ? 1 : 0)) * kWarpgroupThreads;
   static_assert(threads <= 1024, "a block has at most 1024 threads: 32 for each 16 of the kernel's `rows`, and 128 that load");
