@@ -188,7 +188,6 @@ void bind_walk(auto& bind, auto& p, const Call& call, const Decay& decay, const 
   bind(p.v, pass.v);
   bind(p.until, pass.backwards ? decay.to_end : decay.from_start);
   bind(p.after, pass.backwards ? decay.from_start : decay.to_end);
-  p.from_start = decay.from_start.template data<float>();
   bind(p.initial, pass.initial);
   bind(p.final, pass.final);
   bind(p.out, pass.out);

@@ -26,23 +26,22 @@ struct ChunkDecay {
       const auto chunk = p.chunks.chunk(t.m);
       if (chunk.empty) return;
       const int head0 = t.n * R, left = chunk.end - chunk.first;
-      Gates sums;
+      Gates sums, later;
       load(block, p, sums, head0, chunk, 0);
+      load(block, p, later, head0, chunk, 1);  // from one step later, so that nothing has to be subtracted
       block.row_cumsum(sums);
       block.store(sums, p.from_start, head0, t.m * kChunk);
-      // From one step later, so that nothing has to be subtracted.
-      load(block, p, sums, head0, chunk, 1);
-      block.for_each(sums, [&](int, int col, auto& x) {
+      block.for_each(later, [&](int, int col, auto& x) {
         if (col + 1 >= min(left, kChunk)) x = 0.0f;
       });
-      block.row_cumsum(sums, Backward{});
-      block.store(sums, p.to_end, head0, t.m * kChunk);
+      block.row_cumsum(later, Backward{});
+      block.store(later, p.to_end, head0, t.m * kChunk);
     }
 
    private:
-    TW_INLINE static void load(auto& block, const Params& p, Gates& gates, int head0, const auto& chunk, int later) {
-      block.load(gates, p.g, head0, chunk.first + later, chunk.batch);
-      block.for_each(gates, [&](int, int col, auto& x) { x = chunk.first + later + col < chunk.end ? max(x * kLog2E, kLowest) : 0.0f; });
+    TW_INLINE static void load(auto& block, const Params& p, Gates& gates, int head0, const auto& chunk, int steps) {
+      block.load(gates, p.g, head0, chunk.first + steps, chunk.batch);
+      block.for_each(gates, [&](int, int col, auto& x) { x = chunk.first + steps + col < chunk.end ? max(x * kLog2E, kLowest) : 0.0f; });
     }
   };
 };

@@ -30,7 +30,6 @@ struct Walk {
       Global<Target, const T, Q> q, k;                      ///< [batch, head, time, D]
       Global<Target, const T, V> v;                         ///< [batch, head, time, columns]
       Global<Target, const float, Exponents> until, after;  ///< [head, chunk, step]: sums of gates on the way to a step, and after it
-      Pointer<Target, const float> from_start;              ///< [head, chunk, step]: the last step's is the chunk's decay
       Global<Target, const float> initial;                  ///< [sequence, head, D, columns], or without elements: 0
       Global<Target, float> final;                          ///< as initial; without elements it is not stored
       Global<Target, T> out;                                ///< [batch, head, time, columns]
@@ -106,7 +105,7 @@ struct Walk {
         Slot* const next = later > 0 ? &take(block, memory, w, next_chunk) : slot;
         block.fence();
         block.sync();
-        const auto decay = exp2(p.from_start[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + chunk) * kChunk + kChunk - 1]);
+        const auto decay = exp2((p.backwards ? slot->after : slot->until)[kChunk - 1]);  // of the chunk: the sum from its start
         Values out;
         block.mma(out, slot->q, memory.state, true);
         block.mma(scores, next->q, next->k, true);
@@ -159,9 +158,11 @@ struct Walk {
       block.load(after, slot.after);
       block.for_rows(after, [&](int, int, auto& x) { x = exp2(x) * p.added_scale; });
       block.map(added, after, [](auto x, auto factor) { return x * factor; });
-      block.for_each(added, [&](int row, int, auto& x) {
-        if (row >= left) x = 0.0f;
-      });
+      if (left < kChunk) {
+        block.for_each(added, [&](int row, int, auto& x) {
+          if (row >= left) x = 0.0f;
+        });
+      }
       block.load(until, slot.until);
       block.load(until_of_columns, slot.until);
       block.wait(others, scores);

@@ -152,7 +152,6 @@ void bind_scan(auto& bind, auto& p, const Call& call, const ScanCall& scan) {
   bind(p.until, scan.until);
   bind(p.from, scan.from);
   bind(p.after, scan.after);
-  p.sums = scan.until.template data<float>();
   bind(p.skip, or_null(call.skip));
   bind(p.initial, scan.initial);
   bind(p.final, scan.final);

@@ -77,16 +77,17 @@ struct ChunkExponents {
       OfHeads rate, bias;
       block.load(rate, p.rate, head0, 0);
       block.load(bias, p.bias, head0, 0);
-      Values sizes, sums;
-      load_sizes(block, p, sizes, bias, head0, chunk.batch, chunk.first);
+      Values sizes, later, sums;
+      block.load(sizes, p.dt, head0, chunk.first, chunk.batch);
+      block.load(later, p.dt, head0, chunk.first + 1, chunk.batch);  // from one step later, so that nothing has to be subtracted
+      const auto to_size = [size = p.size](auto dt, auto b) { return size.of(dt + b); };
+      block.map(sizes, bias, to_size);
+      block.map(later, bias, to_size);
       step_exponents(block, p, sizes, sums, rate, chunk.batch, chunk.first, chunk.end);
       block.row_cumsum(sums);
       block.store(sums, p.until, head0, at);
       block.map(sums, sizes, [](auto sum, auto size) { return sum - log2(size); });
       block.store(sums, p.from, head0, at);
-      // From one step later, so that nothing has to be subtracted.
-      Values later;
-      load_sizes(block, p, later, bias, head0, chunk.batch, chunk.first + 1);
       step_exponents(block, p, later, sums, rate, chunk.batch, chunk.first + 1, chunk.end);
       block.for_each(sums, [&](int, int col, auto& x) {
         if (col + 1 >= left) x = 0.0f;
@@ -119,7 +120,6 @@ struct Scan {
       Global<Target, const T, Q> c, b;                            ///< [batch, group, time, D]
       Global<Target, const T, X> x, z;                            ///< [batch, head, time, columns]; z only if gated
       Global<Target, const float, Exponents> until, from, after;  ///< ChunkExponents'
-      Pointer<Target, const float> sums;                          ///< until's elements: the last step's is the chunk's decay
       Global<Target, const float> skip;                           ///< [head, columns], or without elements
       Global<Target, const float> initial;                        ///< [sequence, head, D, columns], or without elements: 0
       Global<Target, float> final;                                ///< as initial; without elements it is not stored
@@ -142,7 +142,8 @@ struct Scan {
       Ring<Target, Gate, 1> gate;
       Buffer<Target, T, D, N, Contract::rows> state;
       Buffer<Target, T, kChunk, N, Contract::rows> scaled;
-      explicit constexpr Memory(auto& block) : keys(block), inputs(block), gate(block), state(block), scaled(block) {}
+      VectorBuffer<Target, float, N> skip;
+      explicit constexpr Memory(auto& block) : keys(block), inputs(block), gate(block), state(block), scaled(block), skip(block) {}
     };
     struct State {
       Fragment<Target, float, D, N> sum;
@@ -187,14 +188,15 @@ struct Scan {
       block.load(state.sum, p.initial, 0, w.col0, w.head, w.sequence);
       const int n = steps(p, w);
       if (n == 0) return;
+      block.parallel(N, [&](int col) { memory.skip[col] = block.value(p.skip, w.head, w.col0 + col); });
       Keys* keys = &block.take(memory.keys);
       Scores scores;
       block.mma(scores, keys->c, keys->b, true);
       block.wait(leave<0>, scores);
       for (int step = 0; step < n; ++step) {
         const int row0 = w.begin + step * kChunk, left = w.size - step * kChunk;
-        const auto decay = exp2(p.sums[static_cast<i64>(w.head) * p.until.cols + (w.first_chunk + step) * kChunk + kChunk - 1]);
         Inputs& inputs = block.take(memory.inputs);
+        const auto decay = exp2(inputs.until[kChunk - 1]);  // of the chunk
         {  // Factors of the dimension that the state's product sums over must be in an operand.
           Values scaled;
           RowVector<Target, float, Values> after;
@@ -202,9 +204,11 @@ struct Scan {
           block.load(after, inputs.after);
           block.for_rows(after, [](int, int, auto& e) { e = exp2(e); });
           block.map(scaled, after, [](auto x, auto factor) { return x * factor; });
-          block.for_each(scaled, [&](int row, int, auto& x) {
-            if (row >= left) x = 0.0f;
-          });
+          if (left < kChunk) {
+            block.for_each(scaled, [&](int row, int, auto& x) {
+              if (row >= left) x = 0.0f;
+            });
+          }
           block.store(scaled, memory.scaled);
         }
         block.store(state.sum, memory.state);
@@ -225,7 +229,15 @@ struct Scan {
           ColumnVector<Target, float, Scores> from;
           block.load(until, inputs.until);
           block.load(from, inputs.from);
-          decay_scores(block, scores, until, from, 1.0f, 0, left);
+          block.map(scores, until, from, [](auto x, auto to, auto since) { return x * exp2(to - since); });
+          block.for_each(scores, [](int row, int col, auto& x) {
+            if (row < col) x = 0.0f;
+          });
+          if (left < kChunk) {
+            block.for_each(scores, [&](int, int col, auto& x) {
+              if (col >= left) x = 0.0f;
+            });
+          }
           block.convert(weights, scores);
         }
         RowVector<Target, float, Values> until;
@@ -242,7 +254,7 @@ struct Scan {
         constexpr int younger = Target::whole_pieces;  // otherwise there are too few registers for scores beside a gate
         if constexpr (younger > 0) begin_scores();
         block.wait(leave<younger>, state.sum, out);
-        finish_outputs(block, p, w, memory, inputs, out);
+        finish_outputs(block, p, memory, inputs, out);
         block.scatter(
             out, p.y, [&](int row) { return row < left ? row0 + row : -1; }, w.col0, w.head, w.batch);
         if constexpr (younger == 0) begin_scores();
@@ -260,11 +272,11 @@ struct Scan {
 
    private:
     /// (out + D x) silu(z).
-    TW_INLINE static void finish_outputs(auto& block, const Params& p, const Work& w, Memory& memory, Inputs& inputs, Values& out) {
+    TW_INLINE static void finish_outputs(auto& block, const Params& p, Memory& memory, Inputs& inputs, Values& out) {
       Values values;
       if (p.skip.cols > 0) {
         ColumnVector<Target, float, Values> skip;
-        block.load(skip, p.skip, w.head, w.col0);
+        block.load(skip, memory.skip);
         block.load(values, inputs.x);
         add_skip(block, out, values, skip);
       }
