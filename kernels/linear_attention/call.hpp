@@ -68,9 +68,14 @@ struct RecurrencePass {
 };
 void run_recurrence(const Call& call, const RecurrencePass& pass);
 
-/// The same in chunks, of f16 and bf16, in one walk. The columns of q are at most kWalkedDim.
+/// The same in chunks, in one walk, of f16, bf16 and, on a CPU, f32. The columns of q are at most kWalkedDim.
 void run_walk(const Call& call, const Decay& decay, const RecurrencePass& pass);
 inline constexpr std::int64_t kWalkedDim = 128;
+/// Gates of which those of a chunk add up to less than 16 powers of two: a decay is then off by 16 half units in the last place at most.
+inline constexpr float kWeakestGate = 0.125f;
+/// Whether a forward pass of f32 is as exact in chunks as step by step: on a CPU, whose products of f32 are not rounded, without gates or
+/// with weak ones. `dim`: the columns of q.
+bool f32_walks(const Call& call, std::int64_t dim);
 /// The generic target's registers do not hold a walk's accumulators.
 bool walk_fits(const Stream& stream);
 /// Whether the shared memory of the device's blocks holds the tiles of chunks with so many columns of q and v.
@@ -113,7 +118,7 @@ struct OutputsKernel {
 inline constexpr int kStages = 2;
 inline constexpr int kDecayHeads = 8;
 
-/// Columns of a walk; on a CPU, the most. On a GPU two blocks fit an SM with 64, if a head of q has no more, either.
+/// Columns of a walk. On a GPU two blocks fit an SM with 64, if a head of q has no more, either.
 inline constexpr int kWalkColumns = 128;
 constexpr int walk_columns(std::int64_t dim, std::int64_t columns) { return dim > 64 || columns > 64 ? kWalkColumns : 64; }
 /// A walk holds two chunks while a third one arrives.

@@ -19,7 +19,7 @@
 
 namespace tw::kernels::linear_attention {
 
-enum class Gate { none, of_heads, weak, strong, resets };
+enum class Gate { none, of_heads, faint, weak, strong, resets };
 
 struct Case {
   std::int64_t batch = 1, seqlen = 65, heads = 1, shared = 1, dk = 64, dv = 64;  ///< `shared`: heads of v for each head of q and k
@@ -82,7 +82,7 @@ struct Operands {
     std::uniform_real_distribution<float> unit(0, 1);
     of_g.resize(static_cast<std::size_t>(g.tensor().numel()));
     for (float& x : of_g) {
-      x = -unit(random) * (c.gate == Gate::strong ? 20.0f : 0.2f);
+      x = -unit(random) * (c.gate == Gate::strong ? 20.0f : c.gate == Gate::faint ? 0.1f : 0.2f);
       if (c.gate == Gate::resets && unit(random) < 0.1f) x = unit(random) < 0.5f ? -test::kInf : -3e38f;
     }
     g.fill(of_g);

@@ -149,6 +149,7 @@ void linear_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
 
   const Tensor in_q = by_head(q), in_k = by_head(k), in_v = by_head(v), out = by_head(o);
   const RecurrencePass pass{in_q, in_k, in_v, options.initial_state, options.final_state, out, c.scale};
+  if (q.dtype() == DType::f32 && options.config != 0 && f32_walks(c.call, q.shape(3))) return run_walk(c.call, run_decay(c.call), pass);
   if (!in_chunks(c, q)) return run_recurrence(c.call, pass);
   const Decay decay = run_decay(c.call);
   if (one_walk) return run_walk(c.call, decay, pass);

@@ -63,6 +63,16 @@ TEST_P(LinearAttention, EveryGate) {
       check({.batch = 2, .seqlen = 150, .heads = 2, .gate = gate, .initial = gate != Gate::none}, dtype);
 }
 
+/// Which CPUs compute in chunks: without gates, or with weak ones.
+TEST_P(LinearAttention, WeakGatesOfF32) {
+  for (const std::int64_t dk : {40, 128}) {
+    for (const Gate gate : {Gate::none, Gate::faint}) {
+      check({.batch = 2, .seqlen = 200, .heads = 2, .shared = 2, .dk = dk, .dv = 60, .gate = gate}, DType::f32);
+      check({.seqlen = 300, .dk = dk, .dv = 130, .gate = gate, .cu_seqlens = {3, 70, 70, 197, 261}}, DType::f32);
+    }
+  }
+}
+
 /// Step by step, a state that nothing is added to decays by exp(1000 g). Each of the 1000 roundings of both of its products is off by up to
 /// 2^-24 of the state, 2^-24 / sqrt(3) in the root mean square; allowed are four standard deviations of their sum. An exp(g) of one f32
 /// number would be off by the same amount at each step.

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/generic_tiles.hpp"
 #include "kernels/linear_attention/call.hpp"
 #include "kernels/linear_attention/decay.tile.hpp"
@@ -60,11 +62,16 @@ template <class T>
 void walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
   const auto fill = [&](auto& bind, auto& p) { bind_walk(bind, p, call, decay, pass); };
   using Any = Walk<T, 128, kWalkColumns, kWalkStages>;
-  if (!call.stream.device().is_cuda()) return launch_cpu<Any>(walk_grid(call, pass, kWalkColumns), fill);
-  static KernelTable<WalkKernel> table(type_of_walk, Any::source);
   const WalkKernel kernel{dtype_of<T>, pass.q.shape(3) > 64 ? 128 : 64, walk_columns(pass.q.shape(3), pass.v.shape(3))};
-  detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[kernel], call.stream,
-                                                                            walk_grid(call, pass, kernel.columns), fill);
+  const TileGrid grid = walk_grid(call, pass, kernel.columns);
+  if (!call.stream.device().is_cuda()) {
+    if (kernel.columns == 64) return launch_cpu<Walk<T, 64, 64, kWalkStages>>(grid, fill);
+    return launch_cpu<Any>(grid, fill);
+  }
+  if constexpr (!is_same<T, float>) {
+    static KernelTable<WalkKernel> table(type_of_walk, Any::source);
+    detail::launch_named<typename Any::template On<sm_90a::Target<>>::Params>(table[kernel], call.stream, grid, fill);
+  }
 }
 
 template <class T, int kRows>
@@ -133,7 +140,22 @@ bool walk_pays(const Call& call, std::int64_t columns) {
   return 2 * blocks >= (device.is_cuda() ? device_info(device).units : 1);
 }
 
+bool f32_walks(const Call& call, std::int64_t dim) {
+  if (call.stream.device().is_cuda() || dim > kWalkedDim || call.length < kChunk) return false;
+  if (!call.g.data()) return true;
+  const float* const g = call.g.data<float>();
+  for (std::int64_t batch = 0; batch < call.g.shape(0); ++batch) {
+    for (std::int64_t head = 0; head < call.g.shape(1); ++head) {
+      const float* const gates = g + batch * call.g.stride(0) + head * call.g.stride(1);
+      for (std::int64_t time = 0; time < call.g.shape(2); ++time)
+        if (!(std::abs(gates[time * call.g.stride(2)]) <= kWeakestGate)) return false;
+    }
+  }
+  return true;
+}
+
 void run_walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
+  if (pass.q.dtype() == DType::f32) return walk<float>(call, decay, pass);
   pass.q.dtype() == DType::f16 ? walk<f16>(call, decay, pass) : walk<bf16>(call, decay, pass);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/linear_attention/chunks.tile.hpp"
+#include "tilewave/tile/compensated_exp.tile.hpp"
 
 namespace tw::kernels::linear_attention {
 
@@ -105,11 +106,16 @@ struct Walk {
         Slot* const next = later > 0 ? &take(block, memory, w, next_chunk) : slot;
         block.fence();
         block.sync();
-        const auto decay = exp2((p.backwards ? slot->after : slot->until)[kChunk - 1]);  // of the chunk: the sum from its start
+        const auto decay = decay_of((p.backwards ? slot->after : slot->until)[kChunk - 1]);  // the chunk's sum from its start
         Values out;
         block.mma(out, slot->q, memory.state, true);
         block.mma(scores, next->q, next->k, true);
-        block.for_each(state.sum, [&](int, int, auto& x) { x = x * decay; });
+        block.for_each(state.sum, [&](int, int, auto& x) {
+          if constexpr (is_same<T, float>)
+            x = x * decay.high + x * decay.low;
+          else
+            x = x * decay;
+        });
         block.mma(state.sum, view<Contract::rows>(slot->k), memory.added, false);
         RowVector<Target, float, Values> until;
         block.load(until, slot->until);
@@ -136,6 +142,13 @@ struct Walk {
     }
 
    private:
+    /// A chunk's factor of the state. With f32 its rounding would add up over all chunks that a state remembers.
+    TW_INLINE static auto decay_of(auto exponent) {
+      if constexpr (is_same<T, float>)
+        return compensated_exp(exponent * kLn2);
+      else
+        return exp2(exponent);
+    }
     TW_INLINE static Slot& take(auto& block, Memory& memory, const Work& w, int chunk) {
       Slot& slot = block.take(memory.ring);
       // The rows after a packed sequence's end are another's, and may be NaN.
