@@ -130,7 +130,7 @@ def main():
                 )
     if options.json and made:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        records.write(options.json, made)
+        records.write(options.json, made, append=False)
     return 1 if failures else 0
 
 
