@@ -102,15 +102,7 @@ def run_cases(options):
         ops, library = package.load(options.library)
     except ImportError as error:
         sys.exit(f"attention_cpu_peer.py: {error}")
-    found = records.library_devices(library)
-    cpu = next((device for device in found.get("devices", []) if device.get("device") == "cpu"), {})
-    shared = {
-        "family": "attention",
-        "commit": options.commit or records.find_commit(),
-        "date": records.now(),
-        "versions": {"torch": torch.__version__, "torch isa": torch.backends.cpu.get_cpu_capability(), "tilewave isa": cpu.get("isa")},
-        "device": cpu.get("name") or "CPU",
-    }
+    shared = records.shared_on_cpu("attention", options.commit, library, torch)
     made, failures = [], 0
     with torch.no_grad():
         for dtype in options.dtype:

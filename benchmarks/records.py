@@ -48,6 +48,18 @@ def library_devices(library):
         return {}
 
 
+def shared_on_cpu(family, commit, library, torch):
+    """What all records of a comparison with PyTorch on the CPU have in common."""
+    cpu = next((device for device in library_devices(library).get("devices", []) if device.get("device") == "cpu"), {})
+    return {
+        "family": family,
+        "commit": commit or find_commit(),
+        "date": now(),
+        "versions": {"torch": torch.__version__, "torch isa": torch.backends.cpu.get_cpu_capability(), "tilewave isa": cpu.get("isa")},
+        "device": cpu.get("name") or "CPU",
+    }
+
+
 def rates(work, samples):
     """Work over milliseconds, per second: [low, median, high], where a tenth of the samples lie beyond low and high."""
     return [work / (fraction(samples, f) * 1e-3) for f in (0.9, 0.5, 0.1)]

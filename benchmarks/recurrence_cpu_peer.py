@@ -103,15 +103,7 @@ def main():
         ops, library = package.load(options.library)
     except ImportError as error:
         sys.exit(f"recurrence_cpu_peer.py: {error}")
-    found = records.library_devices(library)
-    cpu = next((device for device in found.get("devices", []) if device.get("device") == "cpu"), {})
-    shared = {
-        "family": "recurrence",
-        "commit": options.commit or records.find_commit(),
-        "date": records.now(),
-        "versions": {"torch": torch.__version__, "torch isa": torch.backends.cpu.get_cpu_capability(), "tilewave isa": cpu.get("isa")},
-        "device": cpu.get("name") or "CPU",
-    }
+    shared = records.shared_on_cpu("recurrence", options.commit, library, torch)
     made, failures = [], 0
     with torch.no_grad():
         for decay in (False, True):
