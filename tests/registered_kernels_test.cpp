@@ -228,9 +228,10 @@ const Bytes kBytes[] = {
     // the head's rate and bias.
     {"mamba2", "mamba2_step_bf16_d128", "batch=3,seqlen=1,heads=2", 12 * (16384 + 2 * 64 + 2 + 128 + 2 * 256 + 2 * 4), 6 * (32768 + 128),
      6 * (32768 + 2 * 128 + 2) + 3 * 512 + 2 * (256 + 2 * 4)},
-    // Of each of two heads two chunks: B and C, x and z, three exponents of each step, the chunk's decay, and D; the last state.
-    {"mamba2", "mamba2_scan_bf16", "batch=1,seqlen=256,heads=2", 4 * (65536 + 32768 + 3 * 512 + 4 + 256), 4 * 16384 + 2 * 32768,
-     131072 + 131072 + 3 * 2048 + 4 * 4 + 512},
+    // Of each of two heads two chunks: B and C, x and z, three exponents of each step; three elements of D, because the analysis follows
+    // few calls of a loop over threads; the last state.
+    {"mamba2", "mamba2_scan_bf16", "batch=1,seqlen=256,heads=2", 4 * (65536 + 32768 + 3 * 512) + 2 * 12, 4 * 16384 + 2 * 32768,
+     131072 + 131072 + 3 * 2048 + 2 * 12},
     // Of each of two heads x and B, two vectors of the chunk, and its last sum; the state.
     {"mamba2", "mamba2_chunk_state_bf16", "batch=1,seqlen=256,heads=2", 2 * (32768 + 65536 + 2 * 1024 + 4), 2 * 32768,
      65536 + 65536 + 4 * 1024 + 2 * 4},
