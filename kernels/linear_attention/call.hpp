@@ -71,8 +71,9 @@ void run_recurrence(const Call& call, const RecurrencePass& pass);
 /// The same in chunks, in one walk, of f16, bf16 and, on a CPU, f32. The columns of q are at most kWalkedDim.
 void run_walk(const Call& call, const Decay& decay, const RecurrencePass& pass);
 inline constexpr std::int64_t kWalkedDim = 128;
-/// Gates of which those of a chunk add up to less than 16 powers of two: a decay is then off by 16 half units in the last place at most.
-inline constexpr float kWeakestGate = 0.125f;
+/// The largest gate, either way, that counts as weak. A chunk's gates then add up to an exponent of 2 below 16, and the rounding of a sum
+/// changes its decay by less than 16 half units in the last place.
+inline constexpr float kLargestWeakGate = 0.125f;
 /// Whether a forward pass of f32 is as exact in chunks as step by step: on a CPU, whose products of f32 are not rounded, without gates or
 /// with weak ones. `dim`: the columns of q.
 bool f32_walks(const Call& call, std::int64_t dim);

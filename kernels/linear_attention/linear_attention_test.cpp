@@ -63,7 +63,7 @@ TEST_P(LinearAttention, EveryGate) {
       check({.batch = 2, .seqlen = 150, .heads = 2, .gate = gate, .initial = gate != Gate::none}, dtype);
 }
 
-/// Which CPUs compute in chunks: without gates, or with weak ones.
+/// CPUs compute these in chunks, others step by step.
 TEST_P(LinearAttention, WeakGatesOfF32) {
   for (const std::int64_t dk : {40, 128}) {
     for (const Gate gate : {Gate::none, Gate::faint}) {

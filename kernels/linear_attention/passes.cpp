@@ -148,7 +148,7 @@ bool f32_walks(const Call& call, std::int64_t dim) {
     for (std::int64_t head = 0; head < call.g.shape(1); ++head) {
       const float* const gates = g + batch * call.g.stride(0) + head * call.g.stride(1);
       for (std::int64_t time = 0; time < call.g.shape(2); ++time)
-        if (!(std::abs(gates[time * call.g.stride(2)]) <= kWeakestGate)) return false;
+        if (!(std::abs(gates[time * call.g.stride(2)]) <= kLargestWeakGate)) return false;
     }
   }
   return true;
