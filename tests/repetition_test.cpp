@@ -243,6 +243,10 @@ TEST(Repetition, cuda_MatrixProducts) {
     cases.push_back(gemm_case({"two steps", 32768, n, 128, config}));
     cases.push_back(gemm_case({"no step", 16384, n, 0, config}));
     cases.push_back(gemm_case({"f16", 32768, n, 64, config, 1, DType::f16}));
+    if (tiles[static_cast<std::size_t>(config)].cluster == 1 && tiles[static_cast<std::size_t>(config)].teams == 1) {
+      cases.push_back(gemm_case({"shares of K", 1500, 1280, 1280, config, kStreamK}));
+      cases.push_back(gemm_case({"shares of K, many tiles", 4160, 10 * n, 128, config, kStreamK}));
+    }
     cases.push_back(gemm_case({"tails", 32767 + 1 - 64, n + 64, 64, config}));
     if (tiles[static_cast<std::size_t>(config)].teams > 1) {
       cases.push_back(gemm_case({"teams", 32768, 3 * n, 192, config}));

@@ -767,6 +767,42 @@ struct ThroughTurns {
   };
 };
 
+/// The sum of all tiles of x: the last one waits for the others, and adds what they saved.
+template <int R, int C>
+struct SavedSums {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = R;
+    static constexpr bool waits = true;
+    using Sum = Fragment<Target, float, R, C>;
+    struct Schedule {
+      static constexpr Dispatch dispatch = Dispatch::persistent;
+      TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+    };
+    struct Params {
+      Global<Target, const float> x;
+      Global<Target, float> saved;  ///< [tiles, R, C]
+      Global<Target, float> sum;    ///< [R, C]
+      Pointer<Target, u32> counter;
+      int tiles;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      Sum sum;
+      block.load(sum, p.x, t.m * R, 0);
+      if (t.m + 1 < p.tiles) {
+        block.save(sum, p.saved, t.m);
+        block.announce(p.counter, 0);
+        return;
+      }
+      block.wait_for(p.counter, 0, p.tiles - 1);
+      TW_NO_UNROLL
+      for (int i = 0; i + 1 < p.tiles; ++i) block.add_saved(sum, p.saved, i);
+      block.store(sum, p.sum, 0, 0);
+    }
+  };
+};
+
 /// Row n of each part is the sums of the columns of a tile of x: of `Count` tiles for each tile of the grid. The last one adds up all
 /// parts.
 template <int Count, int R, int C>

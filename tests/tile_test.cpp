@@ -503,6 +503,38 @@ void check_sums_by_the_last(const Device& device, int count, int rows, int cols,
   }
 }
 
+template <int R, int C>
+void check_saved_sums(const Device& device, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} x {}", R, C));
+  constexpr int kTiles = 300;
+  std::uniform_int_distribution<int> small(-8, 8);
+  std::vector<float> values(static_cast<std::size_t>(kTiles) * R * C);
+  for (float& value : values) value = static_cast<float>(small(random));
+  PlacedTensor x({std::int64_t{kTiles} * R, C}, DType::f32, device, {.gap = 3});
+  x.fill(values);
+  std::vector<double> expected(static_cast<std::size_t>(R * C));
+  for (std::size_t i = 0; i < values.size(); ++i) expected[i % expected.size()] += values[i];
+  for (int repetition = 0; repetition < 20; ++repetition) {
+    PlacedTensor saved({kTiles, R, C}, DType::f32, device), sum({R, C}, DType::f32, device, {.gap = 1});
+    const Tensor counter = Tensor::zeros({1}, DType::i32, Stream::standard(device));
+    launch_kernel<SavedSums<R, C>>(device, {kTiles}, [&](auto& bind, auto& p) {
+      bind(p.x, x);
+      bind(p.saved, saved);
+      bind(p.sum, sum);
+      p.counter = static_cast<u32*>(counter.data());
+      p.tiles = kTiles;
+    });
+    ASSERT_EQ(sum.values(), expected) << "repetition " << repetition;
+    EXPECT_TRUE(sum.gaps_intact());
+  }
+}
+
+TEST_P(Tiles, SavedSumsAreThereWhenAnnounced) {
+  check_saved_sums<64, 16>(device, random);
+  check_saved_sums<128, 192>(device, random);
+  check_saved_sums<192, 96>(device, random);
+}
+
 TEST_P(Tiles, TheLastToAnnounceSeesWhatAllHaveStored) {
   check_sums_by_the_last<SumsByTheLast<1, 16, 128>>(device, 1, 16, 128, random);
   check_sums_by_the_last<SumsByTheLast<3, 32, 64>>(device, 3, 32, 64, random);

@@ -15,6 +15,9 @@ enum class Activation {
   swiglu      ///< silu(even column) * next column: gate and up interleaved in B's columns (g0 u0 g1 u1 ...); D has N / 2 columns
 };
 
+/// GemmOptions::splits: every SM gets an equal share of all tiles' steps along K (stream-K).
+inline constexpr int kStreamK = -1;
+
 struct GemmOptions {
   float alpha = 1;
   float beta = 0;                ///< if not 0, D's old value is read as C
@@ -28,7 +31,7 @@ struct GemmOptions {
   const Tensor* b_scale = nullptr;
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
   int config = -1;                    ///< index of a configuration, for tuning; -1: the tuned or else the heuristic's choice
-  int splits = 0;                     ///< GPU: number of K splits; 0: the heuristic's choice
+  int splits = 0;                     ///< GPU: number of K splits, or kStreamK; 0: the heuristic's choice
   /// B, such as a model's weight, was complete before the previous launch on the stream: a GPU may read it while that launch still runs.
   bool constant_b = false;
 };

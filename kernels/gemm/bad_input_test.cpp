@@ -102,7 +102,7 @@ TEST_P(GemmBadInput, SwiGlu) {
   refused(a, b, make({4, 8}), {"d is f32[4, 8]", "[4, 4]"}, swiglu);
   refused(a, make({6, 7}), d, {"b is f32[6, 7]", "even"}, swiglu);
   refused(a, b, d, {"swiglu", "beta", "residual"}, {.beta = 1, .activation = Activation::swiglu});
-  refused(a, b, d, {"splits is -1"}, {.activation = Activation::swiglu, .splits = -1});
+  refused(a, b, d, {"splits is -2"}, {.activation = Activation::swiglu, .splits = -2});
 }
 
 TEST_P(GemmBadInput, OutputThatIsAnOperand) {

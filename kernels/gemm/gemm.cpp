@@ -122,7 +122,8 @@ kernels::gemm::Call kernels::gemm::make_call(const Tensor& a, const Tensor& b, c
   const bool row_scales = check_scales(a, b, device, options);
   const bool block_scales = !row_scales && options.a_scale && options.a_scale->rank() == 2;
   require(!block_scales || out == DType::bf16, "{}: d is {}; with block scales it must be bf16", kOp, d);
-  require(options.splits >= 0, "{}: splits is {}; 0 or more are allowed", kOp, options.splits);
+  require(options.splits >= 0 || options.splits == kStreamK, "{}: splits is {}; {} (stream-K), 0 and more are allowed", kOp, options.splits,
+          kStreamK);
   const Tensor columns_b = b.transpose(-2, -1);
   const Layout stored = stored_layout(a, columns_b);
   Call call{a,

@@ -97,13 +97,17 @@ double gpu_limit(const Case& c, const std::optional<GpuLimits>& limits) {
   return c.flops() / std::max(compute, c.bytes() / limits->bytes_per_second) * 1e-12;
 }
 
-/// The fastest of the heuristic's proposals, measured as the comparison itself is.
-int fastest(const CublasLtProduct& product, Mode mode, const Stream& stream) {
-  std::vector<Contender> contenders;
-  for (int i = 0; i < product.algorithms(); ++i) contenders.push_back({std::to_string(i), [&product, i] { product.launch(i); }});
+/// The index of the fastest, measured as the comparison itself is.
+int fastest(const std::vector<Contender>& contenders, Mode mode, const Stream& stream) {
   const std::vector<Timing> times = measure(mode, contenders, stream, {.samples = 9, .burst_ms = 1, .warm_up_ms = 20});
   const auto least = std::min_element(times.begin(), times.end(), [](const Timing& x, const Timing& y) { return x.median < y.median; });
   return static_cast<int>(least - times.begin());
+}
+/// The fastest of the heuristic's proposals.
+int fastest(const CublasLtProduct& product, Mode mode, const Stream& stream) {
+  std::vector<Contender> contenders;
+  for (int i = 0; i < product.algorithms(); ++i) contenders.push_back({std::to_string(i), [&product, i] { product.launch(i); }});
+  return fastest(contenders, mode, stream);
 }
 
 /// Adds every configuration that this case can run with to the contenders; gives their indices.
@@ -224,6 +228,80 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   }
 }
 
+/// Products of 1.05 to 1.5 rounds of tiles of 128 x 256 on 132 SMs, of which most would idle in the second one: what gemm() chooses against
+/// the fastest of all tiles without shares of K, and of splits. Adds the speed-up to `ratios`.
+void run_shares_case(Run& run, std::int64_t m, std::int64_t n, std::int64_t k, std::vector<double>& ratios) {
+  const std::string name = tw::format("shares-{}x{}x{}", m, n, k);
+  const Case c{Stored::nt, m, n, k, DType::bf16, {}};
+  if (!run.wants("gemm", name, c.dtype)) return;
+  const Stream& stream = run.stream();
+  const Matrices x(c, run.options().device);
+  const Tensor d = Tensor::poisoned({m, n}, c.dtype, stream);
+  const auto contender = [&](std::string what, int config, int splits) {
+    return Contender{std::move(what),
+                     [&x, &d, &stream, config, splits] { tw::gemm(x.a, x.b, d, {.stream = stream, .config = config, .splits = splits}); }};
+  };
+  const Problem problem{.m = m,
+                        .n = n,
+                        .k = k,
+                        .batch = 1,
+                        .element_bytes = 2,
+                        .addends = false,
+                        .b_rows = false,
+                        .units = device_info(run.options().device).units,
+                        .generic_shared = generic_shared_bytes(stream)};
+  const std::vector<Config> known = configs(problem.generic_shared);
+  std::vector<Contender> without, shared;
+  for (int i = 0; i < static_cast<int>(known.size()); ++i) {
+    const Config& tile = known[static_cast<std::size_t>(i)];
+    if (valid(tile, problem)) without.push_back(contender(describe(tile), i, 1));
+    if (valid_stream_k(tile, problem)) shared.push_back(contender(tw::format("{} in shares", describe(tile)), i, kStreamK));
+  }
+  for (const int splits : {2, 3, 4}) without.push_back(contender(tw::format("{} splits", splits), -1, splits));
+  for (const std::vector<Contender>* all : {&without, &shared})
+    for (const Contender& one : *all) one.launch();
+  stream.synchronize();
+  const Mode mode = c.flops() < 6e10 ? Mode::graph : Mode::hot;
+  const Contender peer = without[static_cast<std::size_t>(fastest(without, mode, stream))];
+  std::vector<Contender> all = {contender("tilewave", -1, 0), peer};
+  if (run.options().all_configs) all.insert(all.end(), shared.begin(), shared.end());
+  const std::vector<Timing> times = measure(mode, all, stream, run.effort(mode));
+  const Choice chosen = choose(problem, true);
+  Record record;
+  record.family = "gemm";
+  record.group = "rounds of tiles that leave SMs idle";
+  record.case_name = name;
+  record.dtype = c.dtype;
+  record.mode = mode;
+  record.unit = "TFLOP/s";
+  record.work = c.flops() * 1e-12;
+  record.ours = times[0];
+  record.config = describe(chosen.tile) + (chosen.splits == kStreamK ? " in shares" : "");
+  record.peer = "best without shares";
+  record.peer_time = times[1];
+  record.peer_config = peer.name;
+  record.limit = gpu_limit(c, gpu_limits(device_info(run.options().device).name));
+  run.add(record);
+  ratios.push_back(times[1].median / times[0].median);
+  for (std::size_t i = 2; i < all.size(); ++i)
+    tw::print(run.options().table, "  {:<40} {:9.1f} TFLOP/s  {:.3f} of the best without\n", all[i].name,
+              record.work / (times[i].median * 1e-3), times[1].median / times[i].median);
+}
+
+void run_shares(Run& run) {
+  constexpr std::pair<std::int64_t, std::int64_t> kTiles[] = {{10, 14}, {12, 12}, {9, 16},  {9, 17}, {16, 10},
+                                                              {13, 13}, {11, 16}, {12, 15}, {24, 8}, {14, 14}};
+  std::vector<double> ratios;
+  for (const auto& [rows, cols] : kTiles)
+    for (const std::int64_t k : {2048, 4096, 8192}) run_shares_case(run, 128 * rows, 256 * cols, k, ratios);
+  if (ratios.empty()) return;
+  double logarithms = 0;
+  for (const double ratio : ratios) logarithms += std::log(ratio);
+  run.print(tw::format("  gemm: {} products with idle SMs: {:.3f} times the best without shares of K (geometric mean), {:.3f} at least",
+                       ratios.size(), std::exp(logarithms / static_cast<double>(ratios.size())),
+                       *std::min_element(ratios.begin(), ratios.end())));
+}
+
 /// fp8 numbers from N(0, 1).
 Tensor random_fp8(const Shape& shape, Device device, std::uint64_t seed) {
   return random_normal(shape, DType::f32, Device::cpu(), seed).to(DType::fp8_e4m3).to(device);
@@ -323,6 +401,7 @@ void run_on_gpu(Run& run) {
   for (const Case& c : gpu_cases()) {
     if (run.wants("gemm", c.name(), c.dtype)) run_gpu_case(run, c, cublaslt.get());
   }
+  run_shares(run);
   run_fp8_case(run, 8192, cublaslt.get());
   for (const std::int64_t m : {1, 4, 8, 16}) {
     run_few_rows_case(run, m, 6144, 2048, cublaslt.get());

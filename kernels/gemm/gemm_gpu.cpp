@@ -22,6 +22,8 @@ constexpr std::array kParams{with_params(Kernel::whole, DType::f32),
                              with_params(Kernel::whole, DType::bf16),
                              with_params(Kernel::whole, DType::fp8_e4m3),
                              with_params(Kernel::whole, DType::i8),
+                             with_params(Kernel::stream_k, DType::f16),
+                             with_params(Kernel::stream_k, DType::bf16),
                              with_params(Kernel::partial, DType::f16),
                              with_params(Kernel::partial, DType::bf16),
                              with_params(Kernel::sum, DType::f16),
@@ -43,8 +45,8 @@ Tensor in_host_type(const Tensor& t) {
   return Tensor::borrow(t.data(), t.shape(), host_type(t.dtype()), t.device(), t.strides());
 }
 
-void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) {
-  Launch x = make_launch(call, kernel, partial);
+void launch(const Call& call, Launch x) {
+  const Kernel& kernel = x.kernel;
   for (Tensor* const t : {&x.a, &x.b, &x.d}) *t = in_host_type(*t);
   const auto launch_as = [&]<Kernel k>() {
     if (k.form != kernel.form || k.dtype != host_type(kernel.dtype) || k.interleaved != kernel.interleaved ||
@@ -57,17 +59,42 @@ void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) 
   (std::make_index_sequence<kParams.size()>());
 }
 
-/// The tiles that the call asks for, or the heuristic's choice.
-Config tile_of(const Call& call, const Problem& problem) {
+void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) { launch(call, make_launch(call, kernel, partial)); }
+
+void launch_stream_k(const Call& call, Kernel kernel, int blocks) {
+  kernel.form = Kernel::stream_k;
+  const Tensor sums = workspace({blocks, kernel.tile.bm, kernel.tile.bn}, DType::f32, call.stream);
+  const Tensor complete = workspace({2 * blocks}, DType::i32, call.stream);
+  fill_bytes(complete.data(), static_cast<std::size_t>(complete.numel()) * size_of(DType::i32), 0, call.stream);
+  launch(call, make_stream_k_launch(call, kernel, sums, complete));
+}
+
+/// The tiles that the call asks for.
+Config asked_tile(const Call& call, const Problem& problem) {
   if (call.tile) return *call.tile;
-  const int chosen = call.config >= 0 ? call.config : choose_config(problem);
   const std::vector<Config> all = configs(problem.generic_shared);
   require(
-      chosen < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(chosen)], problem),
+      call.config < static_cast<int>(all.size()) && valid(all[static_cast<std::size_t>(call.config)], problem),
       "gemm: config is {}; it must be below {}, have at most 128 columns where beta or a residual is not all that is added and 192 where "
       "it is, with B stored [K, N] a multiple of 64, and be for the operands' type and the activation",
-      chosen, all.size());
-  return all[static_cast<std::size_t>(chosen)];
+      call.config, all.size());
+  return all[static_cast<std::size_t>(call.config)];
+}
+
+/// The tiles and splits that the call asks for, or the heuristic's choice.
+Choice choice_of(const Call& call, const Problem& problem) {
+  const bool asks = call.tile || call.config >= 0, divides = call.splittable();
+  Choice choice = asks ? Choice{asked_tile(call, problem)} : choose(problem, divides && call.splits == 0);
+  if (!divides) return choice;
+  if (call.splits == 0) {
+    if (asks) choice.splits = choose_splits(problem, choice.tile);
+    return choice;
+  }
+  choice.splits = call.splits;
+  if (choice.splits != kStreamK) return choice;
+  if (!asks) choice.tile = choose_stream_k(problem).value_or(choice.tile);
+  if (!valid_stream_k(choice.tile, problem)) choice.splits = 1;
+  return choice;
 }
 
 Config block_scaled_tile_of(const Call& call, int units) {
@@ -109,9 +136,7 @@ void run_on_gpu(const Call& call) {
     const Config tile = problem.generic_shared > 0 ? fit_skinny(call.m, problem.generic_shared) : call.tile.value_or(skinny_tile(call.m));
     return launch(call, {.dtype = dtype, .form = Kernel::skinny, .activation = call.activation, .addends = call.addends(), .tile = tile});
   }
-  const Config tile = tile_of(call, problem);
-  int splits = call.splittable() ? call.splits : 1;
-  if (splits == 0) splits = choose_splits(problem, tile);
+  const auto [tile, splits] = choice_of(call, problem);
   const Kernel whole{.dtype = dtype,
                      .fp8_result = is_8bit_float(dtype) ? call.d.dtype() : DType::bf16,
                      .layout = call.layout,
@@ -123,6 +148,7 @@ void run_on_gpu(const Call& call) {
                      .mixed_fp8 = call.b.dtype() != dtype,
                      .tile = tile};
   if (splits == 1) return launch(call, whole);
+  if (splits == kStreamK) return launch_stream_k(call, whole, problem.units);
   // Sums over splits of K, which a second kernel adds up.
   const Tensor partial = workspace({call.batch, used_splits(call.k, size_of(dtype), splits), call.m, call.n}, DType::f32, call.stream);
   launch(call, {.dtype = dtype, .form = Kernel::partial, .layout = call.layout, .tile = tile}, partial);

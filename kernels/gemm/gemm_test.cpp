@@ -542,6 +542,48 @@ TEST_P(GemmConfig, PartsOfKAreSummed) {
   }
 }
 
+/// Fewer tiles than SMs, and more, by tiles and operands' layouts; what sums begin with and what is added at the end.
+TEST_P(GemmConfig, SharesOfKAreSummed) {
+  skip_without_cuda();
+  const Device device = Device::cuda();
+  const DType dtype = GetParam();
+  if (size_of(dtype) != 2) return;  // others are not divided
+  warm_up();
+  std::mt19937_64 random = random_engine();
+  const int units = device_info(device).units;
+  const std::vector<Config> all = gpu_configs();
+  for (int config = 0; config < static_cast<int>(all.size()); ++config) {
+    const Config& tile = all[static_cast<std::size_t>(config)];
+    if (tile.cluster > 1 || tile.teams > 1) continue;
+    Case c{.m = 520, .n = 520, .k = 1000, .b = {Place::dense, true}, .config = config, .splits = kStreamK};
+    check(c, device, dtype, random);
+    Case many = c;
+    many.m = tile.bm * (units / 8 + 1) - 8;
+    many.n = tile.bn * 9 - 8;
+    many.k = 200;
+    many.with_bias = true;
+    many.activation = Activation::relu;
+    check(many, device, dtype, random);
+    if (dtype != DType::bf16) continue;
+    c.batch = 3;
+    c.with_bias = true;
+    if (sums_can_begin() ? tile.bn <= 192 : tile.bm <= 128 && tile.bn <= 128) {
+      c.with_residual = true;
+      check(c, device, dtype, random);
+      if (tile.bm <= 128 && tile.bn <= 128) {
+        c.alpha = 0.5f;
+        check(c, device, dtype, random);
+      }
+    }
+    if (tile.bn % 64 != 0) continue;
+    c = {.m = 520, .n = 520, .k = 1000, .config = config, .splits = kStreamK};
+    check(c, device, dtype, random);
+    c.a = {Place::dense, true};
+    check(c, device, dtype, random);
+  }
+  check({.m = 1500, .n = 1280, .k = 512, .b = {Place::aligned, true}, .config = -1, .splits = kStreamK}, device, dtype, random);
+}
+
 TEST_P(GemmConfig, OfTheHeuristicIsCorrect) {
   skip_without_cuda();
   warm_up();

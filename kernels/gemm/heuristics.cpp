@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cmath>
 
+#include "kernels/gemm/stream_k.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
+#include "tilewave/gemm.hpp"
 
 namespace tw::kernels::gemm {
 
@@ -16,9 +19,26 @@ std::vector<CostedTile> costed_configs(std::int64_t generic_shared) {
   return all;
 }
 
+/// How the kernel with these tiles divides the steps.
+Shares shares_of(const Problem& p, const Config& c) {
+  const std::int64_t tiles = ceil_div(p.m, c.bm) * ceil_div(p.n, c.bn) * p.batch;
+  return Shares::of(static_cast<int>(tiles), static_cast<int>(ceil_div(p.k * p.element_bytes, kStepBytes)), p.units);
+}
+
+/// Predicted time in shares of all tiles' steps, in steps of 128 x 256.
+double stream_k_time(const Problem& p, const CostedTile& c) {
+  const Shares shares = shares_of(p, c);
+  // Counters are set to 0, and the launch does not overlap with the one before. A tile's first part waits for and adds the others.
+  constexpr double launch = 5, other_part = 3;
+  const double whole = static_cast<double>(shares.whole / p.units) * (shares.tile_steps * c.step + c.around);
+  const double size = c.bm * c.bn / (128.0 * 256), other_parts = std::ceil(static_cast<double>(shares.tile_steps) / shares.steps);
+  return launch + whole + shares.steps * c.step + 2 * c.around + size * (p.end + other_part * other_parts);
+}
+
 }  // namespace
 
 double predicted_time(const Problem& p, const CostedTile& c, int splits) {
+  if (splits == kStreamK) return stream_k_time(p, c);
   const std::int64_t padded_m = ceil_div(ceil_div(p.m, c.bm), c.cluster) * c.cluster;
   const double steps = static_cast<double>(p.k * p.element_bytes) / kStepBytes / static_cast<double>(splits);
   CostedTile tile = c;
@@ -43,6 +63,13 @@ bool valid(const Config& c, const Problem& p) {
   if (p.generic_shared == 0) return c.band >= 1 && product_fits(c, p.element_bytes);
   const std::vector<Config> all = configs(p.generic_shared);
   return std::find(all.begin(), all.end(), c) != all.end();
+}
+
+bool valid_stream_k(const Config& c, const Problem& p) {
+  // A share's steps are counted in an int.
+  constexpr double largest = 1 << 30;
+  const double steps = 2.0 * p.units * static_cast<double>(p.k * p.element_bytes) / kStepBytes;
+  return c.cluster == 1 && c.teams == 1 && !p.pairs && valid(c, p) && p.k > 0 && steps < largest;
 }
 
 int choose_config(const Problem& p) {
@@ -87,6 +114,25 @@ int choose_splits(const Problem& p, const Config& config) {
   for (int splits = 2; splits <= kMost && steps / splits >= kLeastSteps; ++splits)
     if (predicted_time(p, tile, splits) < 0.9 * predicted_time(p, tile, best)) best = splits;
   return best;
+}
+
+std::optional<Config> choose_stream_k(const Problem& p) {
+  const std::vector<CostedTile> tiles = costed_configs(p.generic_shared);
+  const auto usable = [&](const CostedTile& c) { return valid_stream_k(c, p); };
+  if (std::none_of(tiles.begin(), tiles.end(), usable)) return {};
+  return tiles[static_cast<std::size_t>(fastest_tile(tiles, usable, [&](const CostedTile& c) { return predicted_time(p, c, kStreamK); }))];
+}
+
+Choice choose(const Problem& p, bool divides) {
+  constexpr double sure = 0.95;  // of the time without shares
+  Choice choice{configs(p.generic_shared)[static_cast<std::size_t>(choose_config(p))]};
+  if (!divides) return choice;
+  choice.splits = choose_splits(p, choice.tile);
+  const auto time = [&](const Choice& c) { return predicted_time(p, costed(c.tile), c.splits); };
+  if (p.generic_shared > 0) return choice;  // its blocks share SMs, so ends of tiles already run under products
+  const std::optional<Config> tile = choose_stream_k(p);
+  if (tile && time({*tile, kStreamK}) < sure * time(choice)) choice = {*tile, kStreamK};
+  return choice;
 }
 
 int used_splits(std::int64_t k, std::size_t element_bytes, int splits) {

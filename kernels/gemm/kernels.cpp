@@ -23,12 +23,15 @@ std::string type_of(const Kernel& k) {
   const auto contract = [](bool rows) { return rows ? "tw::Contract::rows" : "tw::Contract::columns"; };
   std::string operands = tw::format("{}, {}, {}", element_name(k.dtype), contract(k.layout.a_rows), contract(k.layout.b_rows));
   if (k.interleaved || k.mixed_fp8) operands += tw::format(", {}, {}", bool_name(k.interleaved), element_name(dtype_of_b(k)));
+  if (k.form == Kernel::stream_k)
+    return tw::format("tw::kernels::gemm::StreamKGemm<tw::kernels::gemm::Operands<{}>, {}, {}>", operands, epilogue, tiles);
   return tw::format("tw::kernels::gemm::Gemm<tw::kernels::gemm::Operands<{}>, {}, {}, {}>", operands, epilogue, tiles, bool_name(partial));
 }
 
 std::string_view source_of(const Kernel& k) {
   if (k.epilogue != nullptr) return k.epilogue->source;
   if (k.form == Kernel::block_scaled) return "kernels/gemm/block_scaled.tile.hpp";
+  if (k.form == Kernel::stream_k) return "kernels/gemm/stream_k.tile.hpp";
   const bool skinny = k.form == Kernel::sum || k.form == Kernel::gemv || k.form == Kernel::skinny;
   return skinny ? "kernels/gemm/skinny.tile.hpp" : "tilewave/tile/gemm.tile.hpp";
 }
@@ -52,6 +55,7 @@ std::string name_of(const Kernel& k, bool pieces) {
   } else if (k.form != Kernel::gemv) {
     name += tw::format("_{}_{}x{}", k.layout.a_rows ? "tn" : k.layout.b_rows ? "nn" : "nt", k.tile.bm, k.tile.bn);
     if (k.form == Kernel::partial) name += "_partial";
+    if (k.form == Kernel::stream_k) name += "_stream_k";
   }
   if (result_of(k) != result_of(k.dtype)) name += tw::format("_to_{}", tw::name_of(result_of(k)));
   if (k.row_scales) name += "_row_scales";

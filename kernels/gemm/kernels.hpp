@@ -7,6 +7,7 @@
 
 #include "kernels/gemm/block_scaled.tile.hpp"
 #include "kernels/gemm/skinny.tile.hpp"
+#include "kernels/gemm/stream_k.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/named.hpp"
 #include "kernels/rows.hpp"
@@ -19,6 +20,7 @@ namespace tw::kernels::gemm {
 struct Kernel {
   enum Form {
     whole,        ///< A B and the epilogue: Gemm
+    stream_k,     ///< the same in shares of K: StreamKGemm
     partial,      ///< f32 sums over splits of K: Gemm
     sum,          ///< the sum of those, and the epilogue: SumPartials
     gemv,         ///< one row of A: Gemv
@@ -82,6 +84,8 @@ constexpr auto host_kernel() {
     return std::type_identity<SkinnyGemm<T, End, k.tile.bm, k.tile.bn, k.tile.stages, kSkinnyWarps>>{};
   else if constexpr (k.form == Kernel::block_scaled)
     return std::type_identity<BlockScaledGemm<bf16, Steps>>{};
+  else if constexpr (k.form == Kernel::stream_k)
+    return std::type_identity<StreamKGemm<In, End, Steps>>{};
   else
     return std::type_identity<Gemm<In, conditional<is_same<T, i8>, StoreSums<Out>, End>, Steps>>{};
 }

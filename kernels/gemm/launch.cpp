@@ -36,9 +36,21 @@ Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
     }
     case Kernel::whole:
     case Kernel::block_scaled:
+    case Kernel::stream_k:
       break;
   }
   return {k, tiles(call.m, call.n, call.batch), a, k.interleaved ? in_pairs(b) : b, call.d};
+}
+
+Launch make_stream_k_launch(const Call& call, const Kernel& k, const Tensor& sums, const Tensor& complete) {
+  Launch x = make_launch(call, k);
+  x.sums = sums;
+  x.complete = complete;
+  x.tiles = x.grid;
+  const int steps = ceil_div(call.k, kStepBytes / static_cast<int>(size_of(call.a.dtype())));
+  x.shares = Shares::of(x.tiles.count(), steps, static_cast<int>(sums.shape(0)));
+  x.grid = {x.shares.parts()};
+  return x;
 }
 
 }  // namespace tw::kernels::gemm

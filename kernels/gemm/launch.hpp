@@ -16,6 +16,10 @@ struct Launch {
   Tensor a, b;  ///< as the kernel contracts them; in a sum `a` is the partial results, f32 [batch, splits, M, N]
   Tensor d;     ///< as the kernel stores it
   int splits = 1;
+  // Of a kernel for shares of K:
+  Tensor sums = {}, complete = {};
+  Shares shares = {};
+  TileGrid tiles = {};  ///< of D
 };
 
 /// Two rows of a B whose halves are interleaved, and as many such pairs as fill the tile.
@@ -23,6 +27,10 @@ inline constexpr Window kPairs{.log_width = 1, .log_height = 29};
 
 /// The launch of a kernel for a call. `partial`: the results of its splits of K, if it has them.
 Launch make_launch(const Call& call, const Kernel& kernel, const Tensor& partial = {});
+
+/// The launch of a kernel for shares of K. `sums`: f32 [blocks at once, BM, BN]; `complete`: i32, a zero for each tile that is shared,
+/// twice as many as blocks at most.
+Launch make_stream_k_launch(const Call& call, const Kernel& kernel, const Tensor& sums, const Tensor& complete);
 
 /// Fills in a Linear epilogue's parameters. `on_end`: D and all that is added to it stand beside the rows of B.
 template <class Epilogue>
@@ -87,6 +95,12 @@ void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
     bind(p.partial, x.a);
   }
   if constexpr (requires { p.splits; }) p.splits = x.splits;
+  if constexpr (requires { p.shares; }) {
+    p.shares = x.shares;
+    p.grid = x.tiles;
+    bind(p.sums, x.sums);
+    p.complete = static_cast<u32*>(x.complete.data());
+  }
   if constexpr (requires { p.constant_b; }) p.constant_b = call.constant_b;
   if constexpr (requires { p.a_scales; }) {
     bind_block_scaled(bind, p, x.a, x.b, *call.a_scale, call.b_scale, x.d);

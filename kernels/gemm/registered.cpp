@@ -18,7 +18,7 @@ struct Registered {
 };
 
 constexpr auto kRegistered = [] {
-  std::array<Registered, 48> all{};
+  std::array<Registered, 50> all{};
   std::size_t count = 0;
   const auto add = [&](const Kernel& kernel, bool pieces = true) { all[count++] = {kernel, pieces}; };
   const auto& tiles = kProductTiles;
@@ -60,6 +60,8 @@ constexpr auto kRegistered = [] {
   add({.form = Kernel::skinny, .addends = true, .tile = skinny_tile(16)});
   add({.form = Kernel::partial, .tile = tiles[3]});
   add({.form = Kernel::sum});
+  add({.form = Kernel::stream_k, .tile = tiles[1]});
+  add({.form = Kernel::stream_k, .addends = true, .begins = true, .tile = tiles[2]});
   if (count != all.size()) throw "the array's size is not the number of kernels";
   return all;
 }();
@@ -88,7 +90,10 @@ Analysis with_call(const Kernel& k, const ShapeValues& shape, Analysis (*count)(
 
 template <Kernel k>
 Analysis count(const Call& call, const Tensor& partial) {
-  const Launch x = make_launch(call, k, partial);
+  constexpr int units = 132;  // an H200's
+  const Launch x = k.form == Kernel::stream_k ? make_stream_k_launch(call, k, placeholder({units, k.tile.bm, k.tile.bn}, DType::f32),
+                                                                     placeholder({2 * units}, DType::i32))
+                                              : make_launch(call, k, partial);
   using Act = conditional<k.activation == Activation::swiglu, SwiGlu, conditional<k.begins, Identity, AnyActivation>>;
   return analyze<HostKernel<k, Act>>(x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }
@@ -140,6 +145,7 @@ std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   add_all({.addends = true});
   add_all({}, false);
   add_all({.form = Kernel::partial});
+  add_all({.form = Kernel::stream_k});
   for (const int m : {8, kMostSkinnyRows}) add({.form = Kernel::skinny, .tile = fit_skinny(m, shared_bytes)});
   add({.dtype = DType::fp8_e4m3, .form = Kernel::block_scaled, .tile = fit_generic(kBlockScaledTiles[2], shared_bytes)});
   add({.form = Kernel::gemv});

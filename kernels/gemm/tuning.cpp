@@ -18,9 +18,10 @@ bool has_choice(const Call& call, Device device) {
   return !call.block_scaled() && (device.is_cuda() ? !call.is_gemv() : call.m > kMostSkinnyRows);
 }
 
-/// Whether so many splits of K, each of at least 4 steps, are so many.
-bool valid_splits(const Call& call, int splits) {
+/// Whether so many splits of K, each of at least 4 steps, are so many, or these tiles can be done in shares of K.
+bool valid_splits(const Call& call, const Problem& problem, const Config& tile, int splits) {
   if (splits == 1) return true;
+  if (splits == kStreamK) return call.splittable() && valid_stream_k(tile, problem);
   const auto bytes = static_cast<std::int64_t>(size_of(call.a.dtype()));
   return call.splittable() && (call.k * bytes + 127) / 128 / splits >= 4 && used_splits(call.k, size_of(call.a.dtype()), splits) == splits;
 }
@@ -49,10 +50,9 @@ int cpu_config_of(const std::vector<int>& values) {
 std::vector<int> standard_values(const Call& call, Device device, int units) {
   if (!device.is_cuda()) return values_of(kCpuConfigs[static_cast<std::size_t>(choose_cpu_config(call))], 1);
   const Problem p = problem_of(call, units);
-  const auto used = [&](int splits) { return used_splits(call.k, size_of(call.a.dtype()), splits); };
   if (call.is_skinny()) return values_of(skinny_tile(call.m), 1);
-  const Config tile = configs()[static_cast<std::size_t>(choose_config(p))];
-  return values_of(tile, call.splittable() ? used(choose_splits(p, tile)) : 1);
+  const auto [tile, splits] = choose(p, call.splittable());
+  return values_of(tile, splits > 1 ? used_splits(call.k, size_of(call.a.dtype()), splits) : splits);
 }
 
 std::string key_on(Device device, const Call& call) {
@@ -86,11 +86,13 @@ TuneSpace gpu_space(const Call& call, int units) {
   const auto rule = [=](const TunePoint& point) {
     const Config c = tile_of(point.values());
     const std::int64_t clusters = ceil_div(ceil_div(static_cast<int>(p.m), c.bm), c.cluster);
-    return valid(c, p) && valid_splits(call, point["splits"]) && valid_band(c.band, standard_band, clusters);
+    return valid(c, p) && valid_splits(call, p, c, point["splits"]) && valid_band(c.band, standard_band, clusters);
   };
   std::vector<TuneRange> ranges = product_ranges();
   ranges.push_back({"band", {std::begin(kBands), std::end(kBands)}});
-  ranges.push_back({"splits", every(1, 16)});
+  std::vector<int> splits = every(1, 16);
+  splits.push_back(kStreamK);
+  ranges.push_back({"splits", splits});
   ranges.push_back({"teams", {1, 2}});
   return TuneSpace(std::move(ranges), rule);
 }
@@ -99,7 +101,7 @@ std::string problem_key(const Call& call) { return key_on(call.stream.device(), 
 
 void use_tuned(Call& call) {
   const Device device = call.stream.device();
-  if (call.config >= 0 || call.splits > 0 || !has_choice(call, device)) return;
+  if (call.config >= 0 || call.splits != 0 || !has_choice(call, device)) return;
   const std::vector<int>* const values = tuned_values(device, [&] { return problem_key(call); });
   if (values == nullptr || values->size() != 7) return;
   if (!device.is_cuda()) {
@@ -109,7 +111,8 @@ void use_tuned(Call& call) {
   const Config tile = tile_of(*values);
   if (call.is_skinny() ? !valid_skinny(tile, call.m) : !valid(tile, problem_of(call, 1))) return;
   call.tile = tile;
-  call.splits = std::max((*values)[5], 0);
+  const int splits = (*values)[5];
+  call.splits = splits == kStreamK ? splits : std::max(splits, 0);
 }
 
 FamilyProblem tune_problem(const ShapeValues& shape, DType dtype, Device device) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "kernels/product_tiles.hpp"
@@ -86,11 +87,24 @@ bool valid_skinny(const Config& config, std::int64_t m);
 /// skinny_tile() with the slots that the generic target has room for, beside the sums of all warps.
 Config fit_skinny(int m, std::int64_t shared_bytes);
 
-/// Predicted time with K in `splits` splits, in steps of 128 x 256.
+/// Predicted time with K in `splits` splits or shares (kStreamK), in steps of 128 x 256.
 double predicted_time(const Problem& problem, const CostedTile& config, int splits);
 
-/// The number of K splits, which a second kernel adds up: more than 1 where D has too few tiles for the SMs.
+/// Tiles, and how K is divided: in splits, which a second kernel adds up, where D has too few tiles for the SMs; in shares (kStreamK) where
+/// whole rounds of tiles would leave many SMs idle in the last one.
+struct Choice {
+  Config tile;
+  int splits = 1;
+};
+/// The number of K splits of these tiles.
 int choose_splits(const Problem& problem, const Config& config);
+/// Of the tiles that a kernel for shares of K can have, those with the least predicted time, if there are any.
+std::optional<Config> choose_stream_k(const Problem& problem);
+/// What a call gets that chooses nothing itself. `divides`: whether K may be divided.
+Choice choose(const Problem& problem, bool divides);
+
+/// Whether a kernel for shares of K can have these tiles.
+bool valid_stream_k(const Config& config, const Problem& problem);
 
 /// The number of K splits actually used: `splits`, reduced so that no split is empty (nine steps in eight splits of two are five).
 int used_splits(std::int64_t k, std::size_t element_bytes, int splits);

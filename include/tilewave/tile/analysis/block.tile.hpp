@@ -370,6 +370,14 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     Base::template own<F>();
     tally.written[to.place] += to.bytes(row, col, F::rows, F::cols);
   }
+  template <class F, class G>
+  void save(const F& from, const G& to, int i) const {
+    store(from, to, 0, 0, i);
+  }
+  template <class F, class G>
+  void add_saved(F& to, const G& from, int i) const {
+    for_each_with(to, from, 0, 0, i, 0, [](int, int, auto& x, auto y) { x += y; });
+  }
   template <class S, class T, int R, int C, class G>
   void store(const Fragment<S, R, C>& from, const Staging<T, R, C>& staging, const G& to, int row, int col, int i = 0, int j = 0) {
     pass(staging, col);

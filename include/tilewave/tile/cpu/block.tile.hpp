@@ -364,6 +364,18 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     if (cols.begin >= cols.end) return;
     for (int r = rows.begin; r < rows.end; ++r) store_row(from, r, to, row0 + r, col0, cols, i, j);
   }
+  template <class F, class G>
+  TW_INLINE void save(const F& from, const G& to, int i) const {
+    touch(from);
+    float* const first = to.template at<float>(0, 0, i, 0);
+    for (int n = 0; n < F::rows * F::cols; ++n) first[n] = from.x[n];
+  }
+  template <class F, class G>
+  TW_INLINE void add_saved(F& to, const G& from, int i) const {
+    touch(to);
+    const float* const first = from.template at<const float>(0, 0, i, 0);
+    for (int n = 0; n < F::rows * F::cols; ++n) to.x[n] += first[n];
+  }
   template <class F, class G, class RowOf>
   TW_INLINE void scatter(const F& from, const G& to, RowOf row_of, int col0, int i = 0, int j = 0) const {
     touch(from);

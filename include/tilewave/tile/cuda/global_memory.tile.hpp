@@ -176,6 +176,25 @@ struct GlobalMemory : Elements<kWarps> {
   TW_INLINE void store(const F& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     store_rows(from, to, row0, col0, i, j, kAllRows);
   }
+  /// Saves the sums in matrix i of `to`, whose contiguous matrices have as many elements, in the order in which threads hold them: 16 bytes
+  /// of each thread, then the next 16 of each.
+  template <class F, class G>
+  TW_INLINE void save(const F& from, const G& to, int i) const {
+    Saved* const first = saved<F>(to, i);
+    TW_UNROLL
+    for (int e = 0; e < F::size; e += 4) first[e / 4 * Base::threads] = {from.x[e], from.x[e + 1], from.x[e + 2], from.x[e + 3]};
+  }
+  /// Adds what a block saved to the Fragment's sums.
+  template <class F, class G>
+  TW_INLINE void add_saved(F& to, const G& from, int i) const {
+    const Saved* const first = saved<F>(from, i);
+    TW_UNROLL
+    for (int e = 0; e < F::size; e += 4) {
+      const Saved piece = first[e / 4 * Base::threads];
+      TW_UNROLL
+      for (int k = 0; k < 4; ++k) to.x[e + k] += piece.x[k];
+    }
+  }
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void store(const Rows<T, R, C, Warps, Width>& from, const G& to, int row0, int col0, int i = 0, int j = 0) const {
     using F = Rows<T, R, C, Warps, Width>;
@@ -237,6 +256,16 @@ struct GlobalMemory : Elements<kWarps> {
   }
 
  protected:
+  struct alignas(16) Saved {
+    float x[4];
+  };
+  /// This thread's first piece of what is saved in matrix i.
+  template <class F, class G>
+  TW_INLINE Saved* saved(const G& sums, int i) const {
+    Base::template own<F>();
+    static_assert(is_same<typename F::Element, float> && F::size % 4 == 0, "f32 sums are saved, four of a thread at once");
+    return reinterpret_cast<Saved*>(static_cast<float*>(sums.data) + i * sums.stride_i) + Base::thread();
+  }
   /// The elements of loaded pieces.
   template <class F, class W>
   static TW_INLINE void unpack(const W (&words)[F::row_count][F::pieces], F& to) {
