@@ -18,7 +18,7 @@ struct Registered {
 };
 
 constexpr auto kRegistered = [] {
-  std::array<Registered, 50> all{};
+  std::array<Registered, 48> all{};
   std::size_t count = 0;
   const auto add = [&](const Kernel& kernel, bool pieces = true) { all[count++] = {kernel, pieces}; };
   const auto& tiles = kProductTiles;
@@ -26,7 +26,7 @@ constexpr auto kRegistered = [] {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const CostedTile& tile : std::span(tiles).first(usual)) {
       // Rarely needed: those that are chosen most.
-      const bool chosen = tile == tiles[1] || tile == tiles[3], bf16 = dtype == DType::bf16;
+      const bool bf16 = dtype == DType::bf16, chosen = tile == tiles[1] || (bf16 && tile == tiles[3]);
       if (bf16 || chosen) add({.dtype = dtype, .tile = tile});
       if (!bf16 || !chosen) continue;
       add({.dtype = dtype, .layout = {.b_rows = true}, .tile = tile});
@@ -61,7 +61,6 @@ constexpr auto kRegistered = [] {
   add({.form = Kernel::partial, .tile = tiles[3]});
   add({.form = Kernel::sum});
   add({.form = Kernel::stream_k, .tile = tiles[1]});
-  add({.form = Kernel::stream_k, .addends = true, .begins = true, .tile = tiles[2]});
   if (count != all.size()) throw "the array's size is not the number of kernels";
   return all;
 }();
