@@ -14,14 +14,14 @@ using namespace tw::bench;
 constexpr std::int64_t kVocabulary = 151552;
 
 /// `rows` rows of logits; k = 0: argmax.
-void run_case(Run& run, std::int64_t rows, int k, DType dtype) {
+void run_case(Run& run, std::int64_t rows, int k, DType dtype, std::int64_t columns = kVocabulary) {
   MemoryCase c;
   c.family = "topk";
-  c.case_name = k == 0 ? tw::format("argmax-{}x{}", rows, kVocabulary) : tw::format("top{}-{}x{}", k, rows, kVocabulary);
+  c.case_name = k == 0 ? tw::format("argmax-{}x{}", rows, columns) : tw::format("top{}-{}x{}", k, rows, columns);
   c.dtype = dtype;
   if (!run.wants(c.family, c.case_name, dtype)) return;
   const Stream& stream = run.stream();
-  const Tensor x = random_normal({rows, kVocabulary}, dtype, stream.device(), 1);
+  const Tensor x = random_normal({rows, columns}, dtype, stream.device(), 1);
   // Given, so that launches can be captured into a graph. Without elements none is needed.
   const std::int64_t elements = k == 0 ? argmax_workspace(x) : topk_workspace(x, k);
   const Tensor workspace = Tensor::poisoned({std::max<std::int64_t>(elements, 1)}, DType::i64, stream);
@@ -43,6 +43,7 @@ void run_all(Run& run) {
       for (const int k : {0, 50, 2048}) run_case(run, rows, k, dtype);
     }
   }
+  if (run.stream().device().is_cuda()) run_case(run, 4096, 2048, DType::f32, 32768);  // of an indexer's scores
 }
 
 const Family family{"topk", "argmax and top-k of a vocabulary: an empty kernel plus the time to read it", run_all};
