@@ -16,4 +16,8 @@ inline Tensor workspace(Shape shape, DType dtype, const Stream& stream) {
   return Tensor::borrow(memory.get(), std::move(shape), dtype, stream.device(), {}, memory);
 }
 
+/// Zeros for one launch on a GPU whose tiles wait for each other; the kernel leaves zeros behind.
+inline constexpr int kMostCounters = kLaunchCounters - 2;
+inline unsigned* counters(const Stream& stream) { return StreamAccess::counter_for_launch(stream) + 2; }
+
 }  // namespace tw::kernels

@@ -12,8 +12,9 @@ namespace tw {
 namespace {
 
 // Counters of different launches are in different 32-byte sectors of the L2 cache.
-constexpr std::size_t kCounterBytes = 32;
-constexpr std::size_t kCounterBlockBytes = 64 * 1024;
+constexpr std::size_t kCounterBytes = kLaunchCounters * sizeof(unsigned);
+constexpr std::size_t kCounterBlockBytes = 256 * kCounterBytes;
+static_assert(kCounterBytes % 32 == 0);
 
 std::array<std::atomic<Gpu*>, kMostGpus>& open_gpus() {
   static std::array<std::atomic<Gpu*>, kMostGpus> table{};

@@ -15,6 +15,9 @@ namespace tw {
 /// Indices from here on are GPUs of dry runs: runtime/dry_run.hpp. No machine has so many real ones.
 inline constexpr int kFirstDryRunGpu = 64, kMostDryRunGpus = 64, kMostGpus = kFirstDryRunGpu + kMostDryRunGpus;
 
+/// What a launch may count in device memory.
+inline constexpr int kLaunchCounters = 512;
+
 class Gpu {
  public:
   /// The GPU with that index, opened at first use. Throws DeviceError if it does not exist or cannot be used.
@@ -32,7 +35,7 @@ class Gpu {
   /// A kernel may start while the one before it in the stream finishes (programmatic dependent launch).
   bool launches_overlap() const { return compute_capability_.major >= 9; }
 
-  /// Two u32 in device memory. They are 0 whenever no kernel that uses them is running. Works during stream capture.
+  /// kLaunchCounters u32 in device memory. They are 0 whenever no kernel that uses them is running. Works during stream capture.
   unsigned* take_counter();
   void give_back_counter(unsigned* counter);
 

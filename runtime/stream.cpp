@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Counters of borrowed queues, whose end is unknown. There is one per handle, of two words.
+/// Counters of borrowed queues, whose end is unknown. There is one set per handle.
 unsigned* counter_of_queue(Gpu& gpu, cuda::Stream stream) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<int, cuda::Stream>, unsigned*>;
@@ -98,7 +98,7 @@ Stream::Stream(Device device) : device_(device), state_(std::make_shared<State>(
   cuda::check(d.stream_create(&state_->native, cuda::kStreamNonBlocking), "cuStreamCreate");
   state_->owned = true;
   cuda::Address counter = 0;
-  constexpr std::size_t kCounterBytes = 2 * sizeof(unsigned);
+  constexpr std::size_t kCounterBytes = kLaunchCounters * sizeof(unsigned);
   cuda::check(d.mem_alloc_from_pool_async(&counter, kCounterBytes, state_->gpu->pool(), state_->native), "cuMemAllocFromPoolAsync");
   state_->counter = reinterpret_cast<unsigned*>(counter);
   cuda::check(d.memset_d8_async(counter, 0, kCounterBytes, state_->native), "cuMemsetD8Async");

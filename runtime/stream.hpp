@@ -13,7 +13,7 @@ struct Stream::State {
   Gpu* gpu = nullptr;  ///< null on the CPU
   cuda::Stream native = nullptr;
   bool owned = false;
-  unsigned* counter = nullptr;  ///< two zeros in device memory, for the dynamic scheduler of the kernels in this queue
+  unsigned* counter = nullptr;  ///< kLaunchCounters zeros in device memory, for the kernels in this queue
 
   State() = default;
   State(const State&) = delete;
@@ -24,8 +24,8 @@ struct Stream::State {
 /// The runtime's access to the private parts of a Stream.
 struct StreamAccess {
   static cuda::Stream native(const Stream& stream) { return stream.state_->native; }
-  /// The counter for one launch of a dynamic schedule. Launches in one queue never overlap, so they share one. A captured launch gets its
-  /// own, because its graph may be replayed concurrently with other work.
+  /// The counters for one launch: the first two are a dynamic schedule's. Launches in one queue never overlap, so they share them. A
+  /// captured launch gets its own, because its graph may be replayed concurrently with other work. Kernels leave zeros.
   static unsigned* counter_for_launch(const Stream& stream);
 };
 

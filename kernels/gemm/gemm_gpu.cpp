@@ -64,9 +64,7 @@ void launch(const Call& call, const Kernel& kernel, const Tensor& partial = {}) 
 void launch_stream_k(const Call& call, Kernel kernel, int blocks) {
   kernel.form = Kernel::stream_k;
   const Tensor sums = workspace({blocks, kernel.tile.bm, kernel.tile.bn}, DType::f32, call.stream);
-  const Tensor complete = workspace({2 * blocks}, DType::i32, call.stream);
-  fill_bytes(complete.data(), static_cast<std::size_t>(complete.numel()) * size_of(DType::i32), 0, call.stream);
-  launch(call, make_stream_k_launch(call, kernel, sums, complete));
+  launch(call, make_stream_k_launch(call, kernel, sums, counters(call.stream)));
 }
 
 /// The tiles that the call asks for.

@@ -4,6 +4,7 @@
 #include "kernels/gemm/stream_k.tile.hpp"
 #include "kernels/gemm/variants.hpp"
 #include "kernels/generic_tiles.hpp"
+#include "kernels/workspace.hpp"
 #include "tilewave/gemm.hpp"
 
 namespace tw::kernels::gemm {
@@ -28,11 +29,12 @@ Shares shares_of(const Problem& p, const Config& c) {
 /// Predicted time in shares of all tiles' steps, in steps of 128 x 256.
 double stream_k_time(const Problem& p, const CostedTile& c) {
   const Shares shares = shares_of(p, c);
-  // Counters are set to 0, and the launch does not overlap with the one before. A tile's first part waits for and adds the others.
-  constexpr double launch = 5, other_part = 3;
+  // The launch does not overlap with the one before. A tile's first part waits for the others and adds them; steps of different K share
+  // less in the L2 cache.
+  constexpr double launch = 2, other_part = 5, apart = 1.15;
   const double whole = static_cast<double>(shares.whole / p.units) * (shares.tile_steps * c.step + c.around);
   const double size = c.bm * c.bn / (128.0 * 256), other_parts = std::ceil(static_cast<double>(shares.tile_steps) / shares.steps);
-  return launch + whole + shares.steps * c.step + 2 * c.around + size * (p.end + other_part * other_parts);
+  return launch + whole + shares.steps * c.step * apart + 2 * c.around + size * (p.end + other_part * other_parts);
 }
 
 }  // namespace
@@ -66,10 +68,9 @@ bool valid(const Config& c, const Problem& p) {
 }
 
 bool valid_stream_k(const Config& c, const Problem& p) {
-  // A share's steps are counted in an int.
-  constexpr double largest = 1 << 30;
-  const double steps = 2.0 * p.units * static_cast<double>(p.k * p.element_bytes) / kStepBytes;
-  return c.cluster == 1 && c.teams == 1 && !p.pairs && valid(c, p) && p.k > 0 && steps < largest;
+  // Steps are counted in an int, and a launch has so many counters.
+  const bool countable = p.units <= kMostCounters && static_cast<double>(p.units) * static_cast<double>(p.k) < 1 << 30;
+  return c.cluster == 1 && c.teams == 1 && !p.pairs && valid(c, p) && p.k > 0 && countable;
 }
 
 int choose_config(const Problem& p) {

@@ -42,7 +42,7 @@ Launch make_launch(const Call& call, const Kernel& k, const Tensor& partial) {
   return {k, tiles(call.m, call.n, call.batch), a, k.interleaved ? in_pairs(b) : b, call.d};
 }
 
-Launch make_stream_k_launch(const Call& call, const Kernel& k, const Tensor& sums, const Tensor& complete) {
+Launch make_stream_k_launch(const Call& call, const Kernel& k, const Tensor& sums, u32* complete) {
   Launch x = make_launch(call, k);
   x.sums = sums;
   x.complete = complete;

@@ -17,7 +17,8 @@ struct Launch {
   Tensor d;     ///< as the kernel stores it
   int splits = 1;
   // Of a kernel for shares of K:
-  Tensor sums = {}, complete = {};
+  Tensor sums = {};
+  u32* complete = nullptr;
   Shares shares = {};
   TileGrid tiles = {};  ///< of D
 };
@@ -28,9 +29,9 @@ inline constexpr Window kPairs{.log_width = 1, .log_height = 29};
 /// The launch of a kernel for a call. `partial`: the results of its splits of K, if it has them.
 Launch make_launch(const Call& call, const Kernel& kernel, const Tensor& partial = {});
 
-/// The launch of a kernel for shares of K. `sums`: f32 [blocks at once, BM, BN]; `complete`: i32, a zero for each tile that is shared,
-/// twice as many as blocks at most.
-Launch make_stream_k_launch(const Call& call, const Kernel& kernel, const Tensor& sums, const Tensor& complete);
+/// The launch of a kernel for shares of K. `sums`: f32 [blocks at once, BM, BN]; `complete`: a zero for each tile that is shared, which are
+/// fewer than blocks.
+Launch make_stream_k_launch(const Call& call, const Kernel& kernel, const Tensor& sums, u32* complete);
 
 /// Fills in a Linear epilogue's parameters. `on_end`: D and all that is added to it stand beside the rows of B.
 template <class Epilogue>
@@ -99,7 +100,7 @@ void bind_launch(auto& bind, Params& p, const Call& call, const Launch& x) {
     p.shares = x.shares;
     p.grid = x.tiles;
     bind(p.sums, x.sums);
-    p.complete = static_cast<u32*>(x.complete.data());
+    p.complete = x.complete;
   }
   if constexpr (requires { p.constant_b; }) p.constant_b = call.constant_b;
   if constexpr (requires { p.a_scales; }) {

@@ -90,9 +90,9 @@ Analysis with_call(const Kernel& k, const ShapeValues& shape, Analysis (*count)(
 template <Kernel k>
 Analysis count(const Call& call, const Tensor& partial) {
   constexpr int units = 132;  // an H200's
-  const Launch x = k.form == Kernel::stream_k ? make_stream_k_launch(call, k, placeholder({units, k.tile.bm, k.tile.bn}, DType::f32),
-                                                                     placeholder({2 * units}, DType::i32))
-                                              : make_launch(call, k, partial);
+  const Launch x = k.form == Kernel::stream_k
+                       ? make_stream_k_launch(call, k, placeholder({units, k.tile.bm, k.tile.bn}, DType::f32), nullptr)
+                       : make_launch(call, k, partial);
   using Act = conditional<k.activation == Activation::swiglu, SwiGlu, conditional<k.begins, Identity, AnyActivation>>;
   return analyze<HostKernel<k, Act>>(x.grid, [&](auto& bind, auto& p) { bind_launch(bind, p, call, x); });
 }

@@ -14,9 +14,9 @@ struct PartOfTile {
 };
 
 /// How the steps of all tiles are divided (stream-K, https://arxiv.org/abs/2301.03598). The first tiles, whole rounds of them over all
-/// blocks, have one part each. The steps of the others make one sequence, of which every block has an equal share: the end of a tile that
-/// the share before begins, and then the tiles that this one begins. Ends come first, in a round of their own, so that they are complete
-/// when the tile's first part is.
+/// blocks, have one part each: blocks then go through K together, and share what they load in the L2 cache. The steps of the others make
+/// one sequence, of which every block has an equal share: the end of a tile that the share before begins, and then the tiles that this one
+/// begins. Ends come first, in a round of their own, so that they are complete when the tile's first part is.
 struct Shares {
   int tiles;       ///< of D
   int tile_steps;  ///< steps of K
@@ -24,11 +24,9 @@ struct Shares {
   int blocks;      ///< blocks at once
   int steps;       ///< of a share: the last ones may have fewer, or none
 
-  /// With too few tiles for whole rounds alone, one round is shared with the rest, so that a tile has two parts at most.
   TW_INLINE static constexpr Shares of(int tiles, int tile_steps, int blocks) {
     constexpr int least_steps = 8;
-    const int rest = tiles % blocks;
-    const int whole = rest == 0 ? tiles : max(tiles - rest - blocks, 0);
+    const int whole = tiles / blocks * blocks;
     return {tiles, tile_steps, whole, blocks, max(ceil_div((tiles - whole) * tile_steps, blocks), least_steps)};
   }
 
@@ -80,7 +78,7 @@ struct StreamKGemm {
       TileGrid grid;  ///< of the tiles of D
       Shares shares;
       Global<Target, float> sums;     ///< [blocks, BM, BN]: of tiles' ends
-      Pointer<Target, u32> complete;  ///< [tiles - whole]: how many of a tile's ends are; zeros
+      Pointer<Target, u32> complete;  ///< [tiles - whole]: how many of a tile's ends are; zeros before and after
     };
     struct Memory {
       Ring<Target, typename In::Slot, Tiles::stages> operands;
@@ -128,7 +126,10 @@ struct StreamKGemm {
         block.announce(p.complete, tile - p.shares.whole);
         return;
       }
-      if (others > 0) block.wait_for(p.complete, tile - p.shares.whole, others);
+      if (others > 0) {
+        block.wait_for(p.complete, tile - p.shares.whole, others);
+        block.parallel(1, [&](int) { p.complete[tile - p.shares.whole] = 0; });  // for the next launch
+      }
       TW_NO_UNROLL
       for (int i = 1; i <= others; ++i) block.add_saved(state.acc, p.sums, share + i);
       End::apply(block, state.acc, p.epilogue, memory.out, w.at);

@@ -24,15 +24,19 @@ struct Order {
   int cols;         ///< of a row
   int column_bits;  ///< number of bits for 1 to `cols`
   bool smallest;    ///< the smallest comes first, NaN last
+  static constexpr int value_bits = 8 * sizeof(T);
 
+  /// The key without the column.
+  TW_INLINE u32 value(T x) const {
+    constexpr u32 all = 0xffffffffu >> (32 - value_bits);
+    return sortable(x) ^ (smallest ? all : 0);
+  }
   TW_INLINE u64 key(T x, int col) const {
-    constexpr u64 all = (u64{1} << (8 * sizeof(T))) - 1;
-    const u64 value = sortable(x) ^ (smallest ? all : 0);
-    return value << column_bits | static_cast<u32>(cols - col);  // the lower column of equal values comes first
+    return u64{value(x)} << column_bits | static_cast<u32>(cols - col);  // the lower column of equal values comes first
   }
   TW_INLINE u64 column_part(u64 key) const { return key & ((u64{1} << column_bits) - 1); }
   TW_INLINE int column(u64 key) const { return cols - static_cast<int>(column_part(key)); }
-  TW_INLINE int bits() const { return static_cast<int>(8 * sizeof(T)) + column_bits; }
+  TW_INLINE int bits() const { return value_bits + column_bits; }
 };
 
 /// Either one block processes a whole row, or there are two launches: first several blocks each select the best elements of a part of the
@@ -90,6 +94,13 @@ struct Row {
       block.load(x, p.candidates, number, col);
     else
       block.load(x, p.x, row, col, i, j);
+  }
+  /// The part of key() that says most, in fewer instructions.
+  TW_INLINE u32 value(In x) const {
+    if constexpr (stage == Stage::merge)
+      return static_cast<u32>(static_cast<u64>(x) >> p.order.column_bits);
+    else
+      return p.order.value(x);
   }
   TW_INLINE u64 key(In x, int col) const {
     if constexpr (stage == Stage::merge)

@@ -356,7 +356,7 @@ void topk(const Tensor& x, int k, const Tensor& values, const Tensor& indices, c
   check_workspace(call, plan, options.workspace);
   if (call.rows == 0) return;
   const bool narrow = plan.narrow && x.device().is_cuda();
-  run<TopkKernels>(call, plan, call.by_index ? k : sorted_keys(k, narrow ? kNarrowCapacity : kWideCapacity));
+  run<TopkKernels>(call, plan, sorted_keys(k, narrow ? kNarrowCapacity : kWideCapacity));
 }
 
 std::int64_t topk_workspace(const Tensor& x, int k) {

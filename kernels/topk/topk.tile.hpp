@@ -5,7 +5,8 @@
 namespace tw::kernels::topk {
 
 /// The first k elements of each row by radix select. The digits of the k-th element's key are determined from the highest to the lowest,
-/// each with a histogram of the elements that agree in the higher digits. The search ends when few enough elements are left to be sorted.
+/// each with a histogram of the elements that agree in the higher digits. When few enough elements are left, they are listed in the order
+/// of their columns, and the search goes on in the list.
 template <class T, class Index, Stage stage, int Warps, int Capacity>
 struct Topk {
   static constexpr const char* source = "kernels/topk/topk.tile.hpp";
@@ -13,8 +14,10 @@ struct Topk {
   template <class Target>
   struct On {
     static constexpr int warps = Warps;
-    static constexpr int C = Warps * 32 * 8;
+    static constexpr int min_blocks = Warps < 16 ? 1 : 2;
+    static constexpr int C = Warps * 32 * 8;  ///< columns at a time: 8 of each thread
     static constexpr int digit_bits = 11;
+    static constexpr int few_keys = 512;  ///< sorting these takes less time than to find out which are needed
     using ThisRow = Row<Target, T, Index, stage>;
     using In = typename ThisRow::In;
     using Params = typename ThisRow::Params;
@@ -24,52 +27,120 @@ struct Topk {
       explicit constexpr Memory(auto& block) : digits(block), taken(block) {}
     };
 
-    /// f(key) for every element.
-    TW_INLINE static void for_keys(auto& block, const ThisRow& row, auto f) {
+    /// What is known of the wanted element's key.
+    struct Search {
+      u64 low;  ///< it is in [low, low + 2^open)
+      int open;
+      int above;  ///< elements with larger keys than these
+      int held;   ///< elements from low on, at most
+    };
+
+    /// f(x, first column, whether all columns of x are the row's) for C columns at a time.
+    TW_INLINE static void for_pieces(auto& block, const ThisRow& row, auto f) {
       const auto columns = row.columns();
       Rows<Target, In, 1, C, Warps> x;
       for (int col = columns.begin / 8 * 8; col < columns.end; col += C) {  // pieces of 8 columns are loaded whole
         row.load(block, x, col);
-        block.for_each(x, [&](int, int c, auto& value) {
-          if (col + c >= columns.begin && col + c < columns.end) f(row.key(to<In>(value), col + c));
-        });
+        f(x, col, col >= columns.begin && col + C <= columns.end);
       }
     }
 
+    /// Counts the highest digit of every element.
+    TW_INLINE static void count_first_digits(auto& block, const ThisRow& row, Memory& memory) {
+      constexpr int shift = Order<T>::value_bits - digit_bits;
+      const auto columns = row.columns();
+      for_pieces(block, row, [&](auto& x, int col, bool whole) {
+        const auto count = [&](auto& value) { block.count(memory.digits, static_cast<int>(row.value(to<In>(value)) >> shift)); };
+        if (whole) {
+          block.for_each(x, [&](int, int, auto& value) { count(value); });
+        } else {
+          block.for_each(x, [&](int, int c, auto& value) {
+            if (col + c >= columns.begin && col + c < columns.end) count(value);
+          });
+        }
+      });
+    }
+
+    /// Goes on with the next digit: count_all() has counted it, of every key that is still possible.
+    TW_INLINE static void narrow(auto& block, Search& search, int wanted, Memory& memory, auto count_all) {
+      const int shift = max(search.open - digit_bits, 0);
+      block.clear(memory.digits);
+      count_all([&](u64 key) {
+        if (key > 0 && key >> search.open == search.low >> search.open)
+          block.count(memory.digits, static_cast<int>((key - search.low) >> shift));
+      });
+      const Located digit = block.locate(memory.digits, wanted - search.above);
+      search.low += static_cast<u64>(digit.counter) << shift;
+      search.above += digit.above;
+      search.held = search.above + digit.count;
+      search.open = shift;
+    }
+
     /// Finds a threshold: at least `wanted` and at most p.limit elements have keys at or above it.
-    TW_INLINE static u64 threshold(auto& block, const Params& p, const ThisRow& row, int wanted, Memory& memory) {
-      u64 low = 0;  // the wanted element's key is in [low, low + 2^open)
-      int open = p.order.bits();
-      int above = 0;                                           // elements with larger keys than these
-      int held = min(row.columns().count(), row.own.count());  // elements from low on, at most
-      while (held > p.limit) {
-        const int shift = max(open - digit_bits, 0);
+    TW_INLINE static Search search_row(auto& block, const Params& p, const ThisRow& row, int wanted, Memory& memory) {
+      const auto columns = row.columns();
+      Search search{0, p.order.bits(), 0, min(columns.count(), row.own.count())};
+      if (search.held > p.limit) {
         block.clear(memory.digits);
-        for_keys(block, row, [&](u64 key) {
-          if (key > 0 && key >> open == low >> open) block.count(memory.digits, static_cast<int>((key - low) >> shift));
-        });
-        const Located digit = block.locate(memory.digits, wanted - above);
-        low += static_cast<u64>(digit.counter) << shift;
-        above += digit.above;
-        held = above + digit.count;
-        open = shift;
+        count_first_digits(block, row, memory);
+        const Located digit = block.locate(memory.digits, wanted);
+        search.open -= digit_bits;
+        search = {static_cast<u64>(digit.counter) << search.open, search.open, digit.above, digit.above + digit.count};
       }
-      return max(low, u64{1});
+      while (search.held > p.limit) {
+        narrow(block, search, wanted, memory, [&](auto count) {
+          for_pieces(block, row, [&](auto& x, int col, bool) {
+            block.for_each(x, [&](int, int c, auto& value) {
+              if (col + c >= columns.begin && col + c < columns.end) count(row.key(to<In>(value), col + c));
+            });
+          });
+        });
+      }
+      return search;
+    }
+
+    /// Lists the elements from search.low on in the order of their columns.
+    TW_INLINE static void take(auto& block, const Params& p, const ThisRow& row, const Search& search, Memory& memory) {
+      const auto columns = row.columns();
+      const u64 low = max(search.low, u64{1});
+      const u32 low_value = static_cast<u32>(low >> p.order.column_bits);
+      block.clear(memory.taken);
+      for_pieces(block, row, [&](auto& x, int col, bool) {
+        block.append_in_order(memory.taken, x, [&](int c, auto value) -> u64 {
+          if (row.value(to<In>(value)) < low_value || col + c < columns.begin || col + c >= columns.end) return 0;
+          const u64 key = row.key(to<In>(value), col + c);
+          return key >= low ? key : 0;
+        });
+      });
+    }
+
+    /// Leaves the `wanted` best of the list in it, in their order.
+    TW_INLINE static void keep(auto& block, Search search, int wanted, Memory& memory) {
+      const int n = block.size(memory.taken);
+      while (search.held > wanted && search.open > 0) {
+        narrow(block, search, wanted, memory, [&](auto count) { block.parallel(n, [&](int i) { count(memory.taken[i]); }); });
+      }
+      block.clear(memory.taken);
+      Rows<Target, u64, 1, C, Warps> keys;
+      TW_NO_UNROLL
+      for (int first = 0; first < n; first += C) {
+        block.for_each(keys, [&](int, int col, auto& key) { key = first + col < n ? memory.taken[first + col] : 0; });
+        block.append_in_order(memory.taken, keys, [&](int, u64 key) { return key >= search.low ? key : 0; });
+      }
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
       const ThisRow row(p, t);
       const int wanted = min(p.k, row.own.count());
-      const u64 first = threshold(block, p, row, wanted, memory);
-      block.clear(memory.taken);
-      for_keys(block, row, [&](u64 key) {
-        if (key >= first) block.append(memory.taken, stage != Stage::part && p.by_index ? p.order.column_part(key) : key);
-      });
+      const Search search = search_row(block, p, row, wanted, memory);
+      take(block, p, row, search, memory);
       if constexpr (stage == Stage::part) {
         const int taken = block.size(memory.taken);
         block.parallel(p.limit, [&](int n) { row.put_candidate(t.n, n, n < taken ? memory.taken[n] : 0); });
       } else {
-        block.sort(memory.taken, wanted);
+        if (p.by_index || search.held > few_keys) keep(block, search, wanted, memory);
+        if (!p.by_index) block.sort(memory.taken, wanted);
+        block.sync();
         block.parallel(p.k, [&](int n) {
           if (n < wanted)
             row.put(n, memory.taken[n]);

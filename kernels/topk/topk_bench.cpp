@@ -14,10 +14,11 @@ using namespace tw::bench;
 constexpr std::int64_t kVocabulary = 151552;
 
 /// `rows` rows of logits; k = 0: argmax.
-void run_case(Run& run, std::int64_t rows, int k, DType dtype, std::int64_t columns = kVocabulary) {
+void run_case(Run& run, std::int64_t rows, int k, DType dtype, std::int64_t columns = kVocabulary, bool sorted = true) {
   MemoryCase c;
   c.family = "topk";
   c.case_name = k == 0 ? tw::format("argmax-{}x{}", rows, columns) : tw::format("top{}-{}x{}", k, rows, columns);
+  if (!sorted) c.case_name += "-unsorted";
   c.dtype = dtype;
   if (!run.wants(c.family, c.case_name, dtype)) return;
   const Stream& stream = run.stream();
@@ -32,7 +33,7 @@ void run_case(Run& run, std::int64_t rows, int k, DType dtype, std::int64_t colu
   } else {
     const Tensor values = Tensor::poisoned({rows, k}, dtype, stream), indices = Tensor::poisoned({rows, k}, DType::i32, stream);
     c.bytes = bytes_of({x, values, indices});
-    c.launch = [=] { tw::topk(x, k, values, indices, {.workspace = &workspace, .stream = stream}); };
+    c.launch = [=] { tw::topk(x, k, values, indices, {.sorted = sorted, .workspace = &workspace, .stream = stream}); };
   }
   run_small(run, c);
 }
@@ -43,7 +44,8 @@ void run_all(Run& run) {
       for (const int k : {0, 50, 2048}) run_case(run, rows, k, dtype);
     }
   }
-  if (run.stream().device().is_cuda()) run_case(run, 4096, 2048, DType::f32, 32768);  // of an indexer's scores
+  if (!run.stream().device().is_cuda()) return;
+  for (const bool sorted : {true, false}) run_case(run, 4096, 2048, DType::f32, 32768, sorted);  // of an indexer's scores
 }
 
 const Family family{"topk", "argmax and top-k of a vocabulary: an empty kernel plus the time to read it", run_all};

@@ -579,6 +579,13 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void append(List<T, N>&, T) const {
     cost.shared += 2 * sizeof(u32) + sizeof(T);
   }
+  template <class T, int N, class F, class Fn>
+  void append_in_order(List<T, N>&, F& row, Fn f) const {
+    auto append = [&](int, int col, auto& x) {
+      if (f(col, x) != 0) cost.shared += sizeof(T);
+    };
+    visit(1, F::cols, append, row.x);
+  }
   template <class T, int N>
   int size(const List<T, N>&) const {
     cost.shared += sizeof(u32);

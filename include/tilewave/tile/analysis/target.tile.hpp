@@ -417,7 +417,7 @@ struct Histogram {
 template <class T, int N>
 struct List {
   static constexpr int capacity = N;
-  explicit List(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(u32))); }
+  explicit List(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T)) + (1 + 32) * static_cast<int>(sizeof(u32))); }
   T operator[](int n) const {
     cost.shared += sizeof(T);
     return static_cast<T>(n + 1);

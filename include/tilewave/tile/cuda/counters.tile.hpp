@@ -6,6 +6,16 @@
 
 namespace tw::cuda {
 
+/// The sum of x in this lane and the lanes before it.
+TW_INLINE int sum_of_lanes_until(int lane, int x) {
+  TW_UNROLL
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int before = ptx::shuffle(x, lane - distance);
+    if (lane >= distance) x += before;
+  }
+  return x;
+}
+
 /// Waits until all threads have counted, then finds the n-th item; 0 < n <= the number of items counted. Each thread holds neighbouring
 /// counters, the first thread the last ones. A scan of the threads' sums, first within warps and then over them, finds the thread with the
 /// counter.
@@ -20,12 +30,7 @@ TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histo
   int own = 0;
   TW_UNROLL
   for (int i = 0; i < share; ++i) own += static_cast<int>(last[-i]);
-  int until = own;  // the number counted by this lane and the lanes before it
-  TW_UNROLL
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int before = ptx::shuffle(until, at.lane - distance);
-    if (at.lane >= distance) until += before;
-  }
+  int until = sum_of_lanes_until(at.lane, own);
   if (at.lane == 31) histogram.warp_sums()[at.block_warp()] = until;
   block.sync();
   for (int warp = 0; warp < at.block_warp(); ++warp) until += histogram.warp_sums()[warp];
@@ -37,6 +42,34 @@ TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histo
   }
   block.sync();
   return *histogram.located();
+}
+
+/// Appends f(column, x), unless it is 0, for the elements of a row, in the order of their columns. Each thread holds neighbouring ones. All
+/// threads see the values when they have waited for each other again.
+template <int kWarps, class T, int N, class F, class Fn>
+TW_INLINE void append_in_order(const Threads<kWarps>& block, const List<T, N>& list, const F& row, Fn f) {
+  static_assert(F::rows == 1 && F::warps == kWarps && F::pieces == 1, "a row's columns are appended in order: one piece of each thread");
+  const Position& at = block.at;
+  T values[F::size];
+  int own = 0;
+  TW_UNROLL
+  for (int e = 0; e < F::size; ++e) {
+    values[e] = f(F::col(at, e), row.x[e]);
+    own += values[e] != 0 ? 1 : 0;
+  }
+  const int until = sum_of_lanes_until(at.lane, own);
+  if (at.lane == 31) list.warp_sums()[at.block_warp()] = until;
+  block.sync();
+  int place = static_cast<int>(*list.size()) + until - own;
+  for (int warp = 0; warp < at.block_warp(); ++warp) place += list.warp_sums()[warp];
+  block.sync();
+  TW_UNROLL
+  for (int e = 0; e < F::size; ++e) {
+    if (values[e] == 0) continue;
+    if (place < N) list[place] = values[e];
+    ++place;
+  }
+  if (block.thread() == Threads<kWarps>::threads - 1) *list.size() = static_cast<u32>(place);
 }
 
 /// Sorts the first `used` values, largest first; all threads see the result. A bitonic sort, with the number of values padded to a power of

@@ -206,14 +206,16 @@ struct Histogram {
   TW_INLINE Located* located() const { return reinterpret_cast<Located*>(warp_sums() + most_warps); }
 };
 
-/// Space for N values, followed by their number.
+/// Space for N values, followed by their number and by what append_in_order() needs: a sum for each warp.
 template <class T, int N>
 struct List {
-  static constexpr int capacity = N;
+  static constexpr int capacity = N, most_warps = 32;
   int offset;
-  constexpr explicit List(auto& allocator) : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(u32)))) {}
+  constexpr explicit List(auto& allocator)
+      : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + (1 + most_warps) * static_cast<int>(sizeof(u32)))) {}
   TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
   TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
+  TW_INLINE int* warp_sums() const { return reinterpret_cast<int*>(size() + 1); }
 };
 
 /// `width` neighbours in a row, moved as one word of up to 16 bytes (as two for 8 f32).
