@@ -113,7 +113,8 @@ const Bytes kBytes[] = {
     {"gemm", "gemv_bf16", "M=1,N=100,K=3000,bias=1", 600000 + 13 * 6000 + 200, 200, 600000 + 6000 + 200},
     // B, and all rows of A for each of 7 tiles of 32 rows of B.
     {"gemm", "gemm_bf16_skinny_32x8", "M=5,N=200,K=1024", 409600 + 7 * 10240, 2000, 409600 + 10240},
-    {"gemm", "gemm_bf16_nt_128x256_stream_k", "M=256,N=512,K=1024", 3145728 + 4 * 131072, 262144 + 4 * 131072 + 4 * 4, 1572864 + 4 * 131072},
+    {"gemm", "gemm_bf16_nt_128x256_stream_k", "M=256,N=512,K=1024", 3145728 + 4 * 131072, 262144 + 4 * 131072 + 4 * 4,
+     1572864 + 4 * 131072},
     {"gemm", "gemm_bf16_sum_partials", "M=10,N=200,K=1000", 4 * 8000, 4000, 4 * 8000},
     // One tile of two parts of 128 rows, three steps. With a part's scales come the next four rows', with one of B's its three neighbours.
     {"gemm", "gemm_fp8_block_scaled", "M=200,N=100,K=300", 60000 + 30000 + 3 * 4 * (132 + 72) + 3 * 12, 40000, 60000 + 30000 + 2400 + 12},
@@ -197,7 +198,7 @@ const Bytes kBytes[] = {
     {"nsa", "nsa_selected_bf16_128_16_8", "tokens=64,keys=128,kv_heads=1", 262144 + 8 * 65536 + 8 * (4 + 2 * 8), 262144 + 4096,
      262144 + 65536 + 8 * (4 + 2 * 8)},
     {"indexer", "indexer_fp8_e4m3_64", "queries=8,keys=256", 2 * (32768 + 1024 + 32768 + 1024), 8 * 1024, 65536 + 2048 + 32768 + 1024},
-    {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // as many as can be sorted at once
+    {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 2 * 1600 + 48, 4 * 3 * 8, 1600},  // all are listed
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
     {"bitnet", "quantize_activations_bf16", "M=5,N=1,K=2560", 25600, 12800 + 20, 25600},
@@ -301,11 +302,11 @@ TEST(RegisteredKernels, SharedMemoryOfTopk) {
   const std::vector<RegisteredKernel> all = registered_kernels();
   const RegisteredKernel& kernel = find_registered(all, "topk_bf16");
   const auto traffic = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)).shared_traffic; };
-  // 2048 counters are cleared and searched, one is read and written for every element; the list's size is cleared; 64 keys are sorted in 21
-  // steps, each of which reads and writes all, and read.
-  EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (2 * 8192 + 20000 * 8 + 4 + 21 * 64 * 16 + 64 * 8));
-  // Few enough to be sorted: each key is appended with the list's size.
-  EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (4 + 100 * 16 + 21 * 64 * 16 + 64 * 8));
+  // 2048 counters are cleared and searched, one is read and written for every element; the list's size is cleared and read; 64 keys are
+  // sorted in 21 steps, each of which reads and writes all, and read.
+  EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (2 * 8192 + 20000 * 8 + 4 + 4 + 21 * 64 * 16 + 64 * 8));
+  // Few enough to be sorted: each column is listed, and read and replaced by its key.
+  EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (4 + 4 + 100 * 24 + 21 * 64 * 16 + 64 * 8));
 }
 
 TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {

@@ -63,6 +63,7 @@ struct Row {
   struct Columns {
     int begin, end;
     TW_INLINE int count() const { return end - begin; }
+    TW_INLINE bool have(int col) const { return static_cast<u32>(col - begin) < static_cast<u32>(end - begin); }
   };
 
   const Params& p;
@@ -107,6 +108,13 @@ struct Row {
       return static_cast<u64>(x);
     else
       return p.order.key(x, col);
+  }
+  /// The key of the element in that column.
+  TW_INLINE u64 key_at(int col) const {
+    if constexpr (stage == Stage::merge)
+      return static_cast<u64>(*p.candidates.template at<i64>(number, col, 0, 0));
+    else
+      return key(to<In>(*p.x.template at<const T>(row, col, i, j)), col);
   }
   /// Candidate n of part `part`.
   TW_INLINE void put_candidate(int part, int n, u64 key) const {

@@ -23,8 +23,9 @@ struct Topk {
     using Params = typename ThisRow::Params;
     struct Memory {
       Histogram<Target, 1 << digit_bits> digits;
-      List<Target, u64, Capacity> taken;
-      explicit constexpr Memory(auto& block) : digits(block), taken(block) {}
+      List<Target, u64, Capacity> taken;     ///< keys, in the order of their columns
+      List<Target, u64, Capacity / 2> best;  ///< the `wanted` best of them
+      explicit constexpr Memory(auto& block) : digits(block), taken(block), best(block) {}
     };
 
     /// What is known of the wanted element's key.
@@ -99,33 +100,41 @@ struct Topk {
       return search;
     }
 
-    /// Lists the elements from search.low on in the order of their columns.
+    /// Lists the elements from search.low on: their columns first, because few threads have one at the same time.
     TW_INLINE static void take(auto& block, const Params& p, const ThisRow& row, const Search& search, Memory& memory) {
       const auto columns = row.columns();
       const u64 low = max(search.low, u64{1});
       const u32 low_value = static_cast<u32>(low >> p.order.column_bits);
+      const bool by_value = (low & ((u64{1} << p.order.column_bits) - 1)) == 0;  // so keys need not be compared
       block.clear(memory.taken);
-      for_pieces(block, row, [&](auto& x, int col, bool) {
-        block.append_in_order(memory.taken, x, [&](int c, auto value) -> u64 {
-          if (row.value(to<In>(value)) < low_value || col + c < columns.begin || col + c >= columns.end) return 0;
-          const u64 key = row.key(to<In>(value), col + c);
-          return key >= low ? key : 0;
-        });
+      for_pieces(block, row, [&](auto& x, int col, bool whole) {
+        const auto append = [&](auto chosen) { block.append_in_order(memory.taken, x, chosen, [&](int c) { return col + c; }); };
+        if (whole && by_value) {
+          append([&](int, auto value) { return row.value(to<In>(value)) >= low_value; });
+        } else {
+          append([&](int c, auto value) {
+            return col + c >= columns.begin && col + c < columns.end && row.key(to<In>(value), col + c) >= low;
+          });
+        }
       });
+      block.parallel(block.size(memory.taken), [&](int i) { memory.taken[i] = row.key_at(static_cast<int>(memory.taken[i])); });
+      block.sync();
     }
 
-    /// Leaves the `wanted` best of the list in it, in their order.
+    /// Lists the `wanted` best of those taken.
     TW_INLINE static void keep(auto& block, Search search, int wanted, Memory& memory) {
       const int n = block.size(memory.taken);
       while (search.held > wanted && search.open > 0) {
         narrow(block, search, wanted, memory, [&](auto count) { block.parallel(n, [&](int i) { count(memory.taken[i]); }); });
       }
-      block.clear(memory.taken);
+      block.clear(memory.best);
       Rows<Target, u64, 1, C, Warps> keys;
       TW_NO_UNROLL
       for (int first = 0; first < n; first += C) {
-        block.for_each(keys, [&](int, int col, auto& key) { key = first + col < n ? memory.taken[first + col] : 0; });
-        block.append_in_order(memory.taken, keys, [&](int, u64 key) { return key >= search.low ? key : 0; });
+        block.for_each(keys, [&](int, int col, auto& key) { key = first + col < n ? memory.taken[first + col] : u64{0}; });
+        block.append_in_order(
+            memory.best, keys, [&](int, u64 key) { return key > 0 && key >= search.low; },
+            [&](int col) { return memory.taken[first + col]; });
       }
     }
 
@@ -138,15 +147,22 @@ struct Topk {
         const int taken = block.size(memory.taken);
         block.parallel(p.limit, [&](int n) { row.put_candidate(t.n, n, n < taken ? memory.taken[n] : 0); });
       } else {
-        if (p.by_index || search.held > few_keys) keep(block, search, wanted, memory);
-        if (!p.by_index) block.sort(memory.taken, wanted);
-        block.sync();
-        block.parallel(p.k, [&](int n) {
-          if (n < wanted)
-            row.put(n, memory.taken[n]);
-          else
-            row.put_none(n);
-        });
+        const auto put = [&](auto& list) {
+          block.sync();
+          block.parallel(p.k, [&](int n) {
+            if (n < wanted)
+              row.put(n, list[n]);
+            else
+              row.put_none(n);
+          });
+        };
+        if (!p.by_index && search.held <= few_keys) {
+          block.sort(memory.taken, wanted);
+          return put(memory.taken);
+        }
+        keep(block, search, wanted, memory);
+        if (!p.by_index) block.sort(memory.best, wanted);
+        put(memory.best);
       }
     }
   };

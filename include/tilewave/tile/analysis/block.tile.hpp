@@ -571,25 +571,33 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     return {N - 1, 0, n};
   }
   template <class T, int N>
-  void clear(List<T, N>&) const {
+  void clear(List<T, N>& list) const {
+    list.size = 0;
     cost.shared += sizeof(u32);
   }
   /// The list's size is read and written, and the value is written.
   template <class T, int N>
-  void append(List<T, N>&, T) const {
+  void append(List<T, N>& list, T) const {
+    ++list.size;
     cost.shared += 2 * sizeof(u32) + sizeof(T);
   }
-  template <class T, int N, class F, class Fn>
-  void append_in_order(List<T, N>&, F& row, Fn f) const {
+  template <class T, int N, class F, class Chosen, class ValueOf>
+  void append_in_order(List<T, N>& list, F& row, Chosen chosen, ValueOf value_of) const {
     auto append = [&](int, int col, auto& x) {
-      if (f(col, x) != 0) cost.shared += sizeof(T);
+      if (!chosen(col, x)) return;
+      static_cast<void>(value_of(col));
+      cost.shared += sizeof(T);
     };
     visit(1, F::cols, append, row.x);
+    // visit() may call a function more than once for an element.
+    cost_of([&] {
+      for (int col = 0; col < F::cols; ++col) list.size += chosen(col, row.x) ? 1 : 0;
+    });
   }
   template <class T, int N>
-  int size(const List<T, N>&) const {
+  int size(const List<T, N>& list) const {
     cost.shared += sizeof(u32);
-    return N;
+    return min(list.size, N);
   }
   /// Counts a bitonic sort of the n values wanted, which moves all of them in every step.
   template <int N>

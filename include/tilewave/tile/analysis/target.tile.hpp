@@ -418,10 +418,17 @@ template <class T, int N>
 struct List {
   static constexpr int capacity = N;
   explicit List(Allocator& allocator) { allocator.bytes(N * static_cast<int>(sizeof(T)) + (1 + 32) * static_cast<int>(sizeof(u32))); }
-  T operator[](int n) const {
-    cost.shared += sizeof(T);
-    return static_cast<T>(n + 1);
-  }
+  int size = 0;
+  /// Reading and writing a value counts.
+  struct Value {
+    int n;
+    operator T() const {
+      cost.shared += sizeof(T);
+      return static_cast<T>(n + 1);
+    }
+    void operator=(T) const { cost.shared += sizeof(T); }
+  };
+  Value operator[](int n) const { return {n}; }
 };
 
 template <class SlotType, int Stages>

@@ -654,11 +654,11 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     if (list.size == N) schedule_error("a list is full: on a GPU the value would be lost");
     list.values[list.size++] = value;
   }
-  template <class T, int N, class F, class Fn>
-  TW_INLINE void append_in_order(List<T, N>& list, const F& row, Fn f) const {
+  template <class T, int N, class F, class Chosen, class ValueOf>
+  TW_INLINE void append_in_order(List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
     static_assert(F::rows == 1, "a row's columns are appended in order");
     for (int col = 0; col < F::cols; ++col)
-      if (const T value = f(col, row.x[col]); value != 0) append(list, value);
+      if (chosen(col, row.x[col])) append(list, static_cast<T>(value_of(col)));
   }
   template <class T, int N>
   int size(const List<T, N>& list) const {

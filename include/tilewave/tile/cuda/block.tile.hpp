@@ -320,10 +320,10 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     const int i = static_cast<int>(ptx::fetch_add_shared(list.size(), 1));
     if (i < N) list[i] = value;
   }
-  /// Appends f(column, x), unless it is 0, for the elements x of a row, in the order of their columns.
-  template <class T, int N, class F, class Fn>
-  TW_INLINE void append_in_order(const List<T, N>& list, const F& row, Fn f) const {
-    cuda::append_in_order(*this, list, row, f);
+  /// Appends value_of(column) for the elements x of a row for which chosen(column, x) holds, in the order of their columns.
+  template <class T, int N, class F, class Chosen, class ValueOf>
+  TW_INLINE void append_in_order(const List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
+    cuda::append_in_order(*this, list, row, chosen, value_of);
   }
   /// Waits until all threads have appended, and returns the number of values. They may be read afterwards.
   template <class T, int N>

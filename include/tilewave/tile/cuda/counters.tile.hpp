@@ -44,32 +44,28 @@ TW_INLINE Located locate(const Threads<kWarps>& block, const Histogram<N>& histo
   return *histogram.located();
 }
 
-/// Appends f(column, x), unless it is 0, for the elements of a row, in the order of their columns. Each thread holds neighbouring ones. All
-/// threads see the values when they have waited for each other again.
-template <int kWarps, class T, int N, class F, class Fn>
-TW_INLINE void append_in_order(const Threads<kWarps>& block, const List<T, N>& list, const F& row, Fn f) {
-  static_assert(F::rows == 1 && F::warps == kWarps && F::pieces == 1, "a row's columns are appended in order: one piece of each thread");
+/// Appends value_of(column) for the elements x of a row for which chosen(column, x) holds, in the order of their columns. Each thread holds
+/// neighbouring ones. All threads see the values when they have waited for each other again.
+template <int kWarps, class T, int N, class F, class Chosen, class ValueOf>
+TW_INLINE void append_in_order(const Threads<kWarps>& block, const List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) {
+  static_assert(F::rows == 1 && F::warps == kWarps && F::pieces == 1,
+                "a row is appended in order, of whose columns a thread has one piece");
   const Position& at = block.at;
-  T values[F::size];
-  int own = 0;
+  u32 mask = 0;
   TW_UNROLL
-  for (int e = 0; e < F::size; ++e) {
-    values[e] = f(F::col(at, e), row.x[e]);
-    own += values[e] != 0 ? 1 : 0;
-  }
-  const int until = sum_of_lanes_until(at.lane, own);
+  for (int e = 0; e < F::size; ++e) mask |= static_cast<u32>(chosen(F::col(at, e), row.x[e])) << e;
+  const int own = ptx::count_ones(mask), until = sum_of_lanes_until(at.lane, own);
   if (at.lane == 31) list.warp_sums()[at.block_warp()] = until;
   block.sync();
-  int place = static_cast<int>(*list.size()) + until - own;
-  for (int warp = 0; warp < at.block_warp(); ++warp) place += list.warp_sums()[warp];
+  const int size = static_cast<int>(*list.size()), sum = at.lane < kWarps ? list.warp_sums()[at.lane] : 0;
+  const int sums = sum_of_lanes_until(at.lane, sum);  // in lane n of the warps up to number n
   block.sync();
-  TW_UNROLL
-  for (int e = 0; e < F::size; ++e) {
-    if (values[e] == 0) continue;
-    if (place < N) list[place] = values[e];
-    ++place;
+  if (block.thread() == 31) *list.size() = static_cast<u32>(size + sums);
+  int place = size + ptx::shuffle(sums - sum, at.block_warp()) + until - own;
+  TW_NO_UNROLL
+  for (; mask != 0; mask &= mask - 1, ++place) {
+    if (place < N) list[place] = value_of(F::col(at, 0) + ptx::lowest_one(mask));
   }
-  if (block.thread() == Threads<kWarps>::threads - 1) *list.size() = static_cast<u32>(place);
 }
 
 /// Sorts the first `used` values, largest first; all threads see the result. A bitonic sort, with the number of values padded to a power of

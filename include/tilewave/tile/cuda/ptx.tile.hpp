@@ -231,6 +231,22 @@ TW_INLINE void copy_async_16(u32 to, const void* from, bool inside) {
       "l"(from), "r"(static_cast<u32>(inside))
       : "memory");
 }
+/// The index of the lowest bit that is 1; there is one.
+TW_INLINE int lowest_one(u32 x) {
+#if TW_ON_GPU
+  return __ffs(static_cast<int>(x)) - 1;
+#else
+  return static_cast<int>(x);
+#endif
+}
+TW_INLINE int count_ones(u32 x) {
+#if TW_ON_GPU
+  return __popc(x);
+#else
+  return static_cast<int>(x);
+#endif
+}
+
 /// Orders this thread's earlier accesses before its later ones, as seen by the other threads of the block.
 TW_INLINE void fence_block() { TW_ASM("fence.acq_rel.cta;" ::: "memory"); }
 /// Makes the copies that this thread has issued since the last commit a group.
