@@ -125,7 +125,7 @@ std::optional<Config> choose_stream_k(const Problem& p) {
 }
 
 Choice choose(const Problem& p, bool divides) {
-  constexpr double sure = 0.95;  // of the time without shares
+  constexpr double sure = 0.85;  // of the time without shares: predictions are off by a tenth either way
   Choice choice{configs(p.generic_shared)[static_cast<std::size_t>(choose_config(p))]};
   if (!divides) return choice;
   choice.splits = choose_splits(p, choice.tile);

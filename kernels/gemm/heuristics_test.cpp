@@ -10,6 +10,7 @@
 #include "kernels/gemm/variants.hpp"
 #include "runtime/target.hpp"
 #include "tests/support.hpp"
+#include "tilewave/gemm.hpp"
 
 namespace tw::kernels::gemm {
 namespace {
@@ -81,6 +82,25 @@ TEST(GemmHeuristics, SmallProductsFillMoreUnits) {
     const Problem p{size, size, 1024, 1, 2, false, false, kUnits};
     EXPECT_GT(std::min<std::int64_t>(tiles(chosen(p), p), kUnits), std::min<std::int64_t>(tiles(configs()[0], p), kUnits)) << size;
   }
+}
+
+TEST(GemmHeuristics, SharesAreChosenWhereTheyAreFaster) {
+  std::mt19937_64 random = random_engine();
+  const auto extent = [&](unsigned most) { return std::int64_t{64} + static_cast<std::int64_t>(random() % most); };
+  int chosen = 0;
+  for (int i = 0; i < random_cases(20000); ++i) {
+    Problem p{extent(8192), extent(8192), extent(16384), 1, 2, random() % 4 == 0, random() % 2 == 0, kUnits};
+    p.begins = p.addends && random() % 2 == 0;
+    const Choice whole{configs()[static_cast<std::size_t>(choose_config(p))]}, any = choose(p, true);
+    EXPECT_EQ(choose(p, false).splits, 1);
+    if (any.splits != kStreamK) continue;
+    ++chosen;
+    ASSERT_TRUE(valid_stream_k(any.tile, p));
+    ASSERT_LT(predicted_time(p, costed(any.tile), kStreamK), 0.85 * predicted_time(p, costed(whole.tile), 1));
+  }
+  EXPECT_GT(chosen, 0);
+  Problem generic{1500, 1280, 8192, 1, 2, false, false, kUnits, max_shared_bytes("sm_86")};
+  EXPECT_NE(choose(generic, true).splits, kStreamK);
 }
 
 TEST(GemmHeuristics, ABatchOfProductsIsAsGoodAsATallOne) {
