@@ -31,7 +31,9 @@ struct GemmOptions {
   const Tensor* b_scale = nullptr;
   std::optional<Stream> stream = {};  ///< default: the device's standard stream
   int config = -1;                    ///< index of a configuration, for tuning; -1: the tuned or else the heuristic's choice
-  int splits = 0;                     ///< GPU: number of K splits, or kStreamK; 0: the heuristic's choice
+  /// GPU, f16 and bf16: number of K splits, or kStreamK; 0: the heuristic's choice. Ignored where K is not divided: for swiglu, and for an
+  /// A stored [K, M].
+  int splits = 0;
   /// B, such as a model's weight, was complete before the previous launch on the stream: a GPU may read it while that launch still runs.
   bool constant_b = false;
 };
