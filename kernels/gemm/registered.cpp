@@ -26,7 +26,7 @@ constexpr auto kRegistered = [] {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const CostedTile& tile : std::span(tiles).first(usual)) {
       // Rarely needed: those that are chosen most.
-      const bool bf16 = dtype == DType::bf16, chosen = tile == tiles[1] || (bf16 && tile == tiles[3]);
+      const bool chosen = tile == tiles[1] || tile == tiles[3], bf16 = dtype == DType::bf16;
       if (bf16 || chosen) add({.dtype = dtype, .tile = tile});
       if (!bf16 || !chosen) continue;
       add({.dtype = dtype, .layout = {.b_rows = true}, .tile = tile});
@@ -40,7 +40,7 @@ constexpr auto kRegistered = [] {
     add({.dtype = DType::i8, .tile = tiles[i]});
   }
   // Epilogues, on the widest tiles that each may use and that are chosen for all but the largest products.
-  for (const Activation activation : {Activation::gelu_erf, Activation::gelu_tanh, Activation::silu, Activation::swiglu})
+  for (const Activation activation : {Activation::gelu_erf, Activation::silu, Activation::swiglu})
     add({.activation = activation, .tile = tiles[1]});
   add({.activation = Activation::swiglu, .tile = tiles[3]});
   add({.addends = true, .tile = tiles[3]});

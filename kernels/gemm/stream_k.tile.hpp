@@ -128,7 +128,7 @@ struct StreamKGemm {
       }
       if (others > 0) {
         block.wait_for(p.complete, tile - p.shares.whole, others);
-        block.parallel(1, [&](int) { p.complete[tile - p.shares.whole] = 0; });  // for the next launch
+        block.parallel(1, [&, counter = tile - p.shares.whole](int) { p.complete[counter] = 0; });  // for the next launch
       }
       TW_NO_UNROLL
       for (int i = 1; i <= others; ++i) block.add_saved(state.acc, p.sums, share + i);
