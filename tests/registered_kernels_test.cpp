@@ -319,6 +319,9 @@ TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {
   expect("gemm_bf16_skinny_32x8", "M=9,N=8,K=64", "up to 8 rows");
   expect("gemm_bf16_skinny_32x8", "M=2,N=8,K=8", "multiples of 64");
   expect("gemm_fp8_block_scaled", "M=2,N=8,K=8,batch=2", "batch is 2");
+  expect("gemm_bf16_nt_128x256_stream_k", "M=8,N=8,K=0", "it cannot be split");
+  const RegisteredKernel& shares = find_registered(all, "gemm_bf16_nt_128x256_stream_k");
+  EXPECT_EQ(shares.analyze(ShapeValues("M=0,N=8,K=8", shares.shape)).tiles, 0) << "no D, no parts of it";
   expect("causal_conv1d_bf16", "seqlen=1,channels=8,width=3", "width is 3; the kernel is for 4");
   expect("nsa_selected_bf16_128_16_8", "tokens=8,keys=7", "tokens is 8, keys 7");
   expect("nsa_lists", "tokens=8,keys=64,slots=17", "slots is 17; this kernel is for up to 16");

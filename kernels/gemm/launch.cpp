@@ -49,7 +49,7 @@ Launch make_stream_k_launch(const Call& call, const Kernel& k, const Tensor& sum
   x.tiles = x.grid;
   const int steps = ceil_div(call.k, kStepBytes / static_cast<int>(size_of(call.a.dtype())));
   x.shares = Shares::of(x.tiles.count(), steps, static_cast<int>(sums.shape(0)));
-  x.grid = {x.shares.parts()};
+  x.grid = {x.tiles.count() > 0 ? x.shares.parts() : 0};
   return x;
 }
 

@@ -69,7 +69,7 @@ constexpr auto kRegistered = [] {
 Analysis with_call(const Kernel& k, const ShapeValues& shape, Analysis (*count)(const Call&, const Tensor& partial)) {
   const bool partial = k.form == Kernel::partial || k.form == Kernel::sum, block_scaled = k.form == Kernel::block_scaled;
   const std::int64_t m = shape["M"], n = shape["N"], depth = shape["K"], batch = shape["batch"];
-  require(depth > 0 || !partial, "shape: K is 0; it cannot be split");
+  require(depth > 0 || (!partial && k.form != Kernel::stream_k), "shape: K is 0; it cannot be split");
   require(m == 1 || k.form != Kernel::gemv, "shape: M is {}; the kernel is for one row", m);
   require((m <= k.tile.bn && depth % kSkinnyPanel == 0) || k.form != Kernel::skinny,
           "shape: M is {} and K {}; the kernel is for up to {} rows and multiples of {}", m, depth, k.tile.bn, kSkinnyPanel);
