@@ -228,8 +228,8 @@ void run_gpu_case(Run& run, const Case& c, const CublasLt* cublaslt) {
   }
 }
 
-/// Products of 1.05 to 1.5 rounds of tiles of 128 x 256 on 132 SMs, of which most would idle in the second one: what gemm() chooses against
-/// the fastest of all tiles without shares of K, and of splits. Adds the speed-up to `ratios`.
+/// A product whose tiles of 128 x 256 fill 132 SMs once and then leave half of them or more idle. Compares what gemm() chooses with the
+/// fastest of all tiles, and of K in splits, without shares of K. Adds the speed-up to `ratios`.
 void run_shares_case(Run& run, std::int64_t m, std::int64_t n, std::int64_t k, std::vector<double>& ratios) {
   const std::string name = tw::format("shares-{}x{}x{}", m, n, k);
   const Case c{Stored::nt, m, n, k, DType::bf16, {}};

@@ -13,10 +13,11 @@ struct PartOfTile {
   int other_parts;  ///< of a tile's first part: the number of others, which are in the shares that follow
 };
 
-/// How the steps of all tiles are divided (stream-K, https://arxiv.org/abs/2301.03598). The first tiles, whole rounds of them over all
-/// blocks, have one part each: blocks then go through K together, and share what they load in the L2 cache. The steps of the others make
-/// one sequence, of which every block has an equal share: the end of a tile that the share before begins, and then the tiles that this one
-/// begins. Ends come first, in a round of their own, so that they are complete when the tile's first part is.
+/// How the steps of all tiles are divided (stream-K, https://arxiv.org/abs/2301.03598). As many tiles as fill whole rounds over all blocks
+/// are not divided: in these rounds all blocks go through K together, so that they find each other's operands in the L2 cache. The steps of
+/// the remaining tiles form one sequence, which is cut into an equal share for each block. A share begins with the end of a tile, unless a
+/// tile begins there too, and goes on with the tiles that begin in it. Blocks compute these ends first, in a round of their own, so that an
+/// end is ready when the block with the tile's first part needs it.
 struct Shares {
   int tiles;       ///< of D
   int tile_steps;  ///< steps of K
