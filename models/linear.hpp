@@ -19,6 +19,15 @@ struct Linear {
   QuantizedMatrix quantized = {};  ///< [out, in]
   TernaryMatrix ternary = {};      ///< [out, in]
 
+  /// Rows [begin, end) of a weight that is not ternary, without a bias: a view.
+  Linear rows(std::int64_t begin, std::int64_t end) const {
+    Linear part;
+    if (quantized.empty())
+      part.weight = weight.slice(0, begin, end);
+    else
+      part.quantized = quantized.slice(begin, end);
+    return part;
+  }
   std::int64_t out() const { return !ternary.empty() ? ternary.rows() : quantized.empty() ? weight.shape(0) : quantized.rows(); }
   std::int64_t in() const { return !ternary.empty() ? ternary.columns() : quantized.empty() ? weight.shape(1) : quantized.columns(); }
   /// Of the weight, also where it is a convolution's.

@@ -50,12 +50,15 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   embedding_ = weights.take("embed_tokens.weight", {config.vocabulary, hidden});
   // A kernel that runs all layers finds the weights of a layer behind those of the one before.
   const auto room = [&](std::int64_t rows, std::int64_t columns) {
-    return config.bitnet || !weights.plain() ? Tensor() : weights.room({config.layers * rows, columns});
+    return config.bitnet ? Linear() : weights.linear_room(config.layers * rows, columns);
   };
-  whole_ = {.qkv = room(q + 2 * kv, hidden),
-            .out = room(hidden, q),
-            .gate_up = room(2 * config.intermediate, hidden),
-            .down = room(hidden, config.intermediate),
+  const Linear all_qkv = room(q + 2 * kv, hidden), all_out = room(hidden, q);
+  const Linear all_gate_up = room(2 * config.intermediate, hidden), all_down = room(hidden, config.intermediate);
+  const auto whole = [](const Linear& all) { return kernels::decode_step::Weight{.plain = all.weight, .quantized = all.quantized}; };
+  whole_ = {.qkv = whole(all_qkv),
+            .out = whole(all_out),
+            .gate_up = whole(all_gate_up),
+            .down = whole(all_down),
             .norms = weights.room({2 * config.layers + 1, hidden}),
             .layers = config.layers,
             .heads = config.heads,
@@ -67,25 +70,25 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   };
   for (int i = 0; i < config.layers; ++i) {
     const std::string name = tw::format("layers.{}.", i);
-    const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns, const Tensor& whole) {
+    const auto stack = [&](std::initializer_list<Weights::Part> parts, std::int64_t columns, const Linear& all) {
       const std::span of(parts.begin(), parts.size());
       if (config.bitnet) return weights.ternary(of, columns, config.ternary);
-      if (whole.numel() == 0) return weights.linear(of, columns);
-      const std::int64_t rows = whole.shape(0) / config.layers;
-      return weights.linear(of, columns, Weights::Role::layer, whole.slice(0, i * rows, (i + 1) * rows));
+      if (weights.checking()) return weights.linear(of, columns);
+      const std::int64_t rows = all.out() / config.layers;
+      return weights.linear(of, columns, Weights::Role::layer, all.rows(i * rows, (i + 1) * rows));
     };
     Layer layer;
     layer.input_norm = norm(name + "input_layernorm.weight", 2 * i);
     layer.qkv =
         stack({{name + "self_attn.q_proj.weight", q}, {name + "self_attn.k_proj.weight", kv}, {name + "self_attn.v_proj.weight", kv}},
-              hidden, whole_.qkv);
+              hidden, all_qkv);
     if (config.bitnet) layer.attention_sub_norm = weights.take(name + "self_attn.attn_sub_norm.weight", {hidden});
-    layer.out = stack({{name + "self_attn.o_proj.weight", hidden}}, q, whole_.out);
+    layer.out = stack({{name + "self_attn.o_proj.weight", hidden}}, q, all_out);
     layer.post_attention_norm = norm(name + "post_attention_layernorm.weight", 2 * i + 1);
     layer.gate_up = stack({{name + "mlp.gate_proj.weight", config.intermediate}, {name + "mlp.up_proj.weight", config.intermediate}},
-                          hidden, whole_.gate_up);
+                          hidden, all_gate_up);
     if (config.bitnet) layer.mlp_sub_norm = weights.take(name + "mlp.ffn_sub_norm.weight", {config.intermediate});
-    layer.down = stack({{name + "mlp.down_proj.weight", hidden}}, config.intermediate, whole_.down);
+    layer.down = stack({{name + "mlp.down_proj.weight", hidden}}, config.intermediate, all_down);
     layers_.push_back(std::move(layer));
   }
   norm_ = norm("norm.weight", 2 * config.layers);
@@ -100,7 +103,8 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
   rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
   whole_.embedding = embedding_;
-  whole_.head = head_.weight;
+  // Beside layers in fewer bits the head, whose format may be another, has a launch of its own.
+  if (all_qkv.quantized.empty()) whole_.head = head_.weight;
   whole_.cosines = cos_;
   whole_.sines = sin_;
 }
@@ -112,6 +116,13 @@ std::int64_t Llama::bytes_per_step() const {
   for (const Layer& layer : layers_)
     for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) bytes += linear->bytes();
   return bytes;
+}
+
+double Llama::flops_per_token() const {
+  std::int64_t weights = head_.elements();
+  for (const Layer& layer : layers_)
+    for (const Linear* linear : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) weights += linear->elements();
+  return 2 * static_cast<double>(weights);
 }
 
 std::shared_ptr<KvPool> Llama::make_pool(std::int64_t tokens, const Stream& stream) const {
@@ -247,20 +258,24 @@ void Llama::score(const Tensor& x, const Tensor& scores, const Stream& stream) c
 
 void Llama::run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const {
   const bool watched = observer() != nullptr && observer()->needs_operators();
-  if (!watched && kernels::decode_step::supports(whole_, batch.ids.shape(0), stream)) {
-    return kernels::decode_step::run(whole_,
-                                     {.ids = batch.ids,
-                                      .keys = batch.pool->keys(),
-                                      .values = batch.pool->values(),
-                                      .lengths = batch.lengths,
-                                      .pages = batch.block_table,
-                                      .scores = scores},
-                                     stream);
+  const bool in_one_launch = !watched && kernels::decode_step::supports(whole_, batch.ids.shape(0), stream);
+  const bool with_head = in_one_launch && whole_.head.numel() > 0;
+  const Tensor x = with_head ? Tensor() : kernels::workspace({batch.ids.shape(0), config_.hidden}, dtype(), stream);
+  if (in_one_launch) {
+    kernels::decode_step::run(whole_,
+                              {.ids = batch.ids,
+                               .keys = batch.pool->keys(),
+                               .values = batch.pool->values(),
+                               .lengths = batch.lengths,
+                               .pages = batch.block_table,
+                               .scores = scores,
+                               .x = x},
+                              stream);
+  } else {
+    embed_on_device(batch.ids, x, stream);
+    for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
   }
-  const Tensor x = kernels::workspace({batch.ids.shape(0), config_.hidden}, dtype(), stream);
-  embed_on_device(batch.ids, x, stream);
-  for (int i = 0; i < config_.layers; ++i) run_layer(i, x, batch, stream);
-  score(x, scores, stream);
+  if (!with_head) score(x, scores, stream);
 }
 
 Tensor Llama::prefill(const Tensor& embeddings, KvCache& cache, const Stream& stream) const {

@@ -47,6 +47,8 @@ class Llama {
 
   /// The bytes of the weights that a decoding step reads.
   std::int64_t bytes_per_step() const;
+  /// The operations of one token's products with weights, a multiply-add counting twice.
+  double flops_per_token() const;
 
   /// Memory for `tokens` tokens of any number of sequences, in whole pages. Throws OutOfMemory.
   std::shared_ptr<KvPool> make_pool(std::int64_t tokens, const Stream& stream) const;

@@ -16,6 +16,9 @@
 
 #include "models/config_reader.hpp"
 #include "models/json.hpp"
+#include "models/observe.hpp"
+#include "models/tensor_source.hpp"
+#include "runtime/format.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/support.hpp"
 #include "tilewave/elementwise.hpp"
@@ -294,6 +297,93 @@ TEST_P(LlamaOn, AStepIsTheSameAsAGraph) {
     ASSERT_TRUE(cache.reserve(10));
     KvCache* const caches[] = {&cache};
     expect_error<InvalidArgument>([&] { llama.decode(std::vector<int>{1}, caches, stream, &of_another); }, {"of another pool"});
+  }
+}
+
+/// Random tensors of a decoder, in f32: weights that keep the size of what they are multiplied with.
+class RandomTensors : public TensorSource {
+ public:
+  explicit RandomTensors(const LlamaConfig& c) {
+    const std::int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+    add("embed_tokens.weight", {c.vocabulary, c.hidden});
+    add("lm_head.weight", {c.vocabulary, c.hidden});
+    add("norm.weight", {c.hidden});
+    for (int i = 0; i < c.layers; ++i) {
+      const std::string layer = tw::format("layers.{}.", i);
+      for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) add(layer + norm + ".weight", {c.hidden});
+      add(layer + "self_attn.q_proj.weight", {q, c.hidden});
+      for (const char* part : {"k_proj", "v_proj"}) add(layer + "self_attn." + part + ".weight", {kv, c.hidden});
+      add(layer + "self_attn.o_proj.weight", {c.hidden, q});
+      for (const char* part : {"gate_proj", "up_proj"}) add(layer + "mlp." + part + ".weight", {c.intermediate, c.hidden});
+      add(layer + "mlp.down_proj.weight", {c.hidden, c.intermediate});
+    }
+    for (const auto& [name, shape] : shapes_) names_.push_back(name);
+  }
+  const std::vector<std::string>& names() const override { return names_; }
+  const Shape& shape(std::string_view name) const override { return shapes_.at(std::string(name)); }
+  const std::string& dtype_name(std::string_view) const override { return dtype_; }
+  std::size_t bytes(std::string_view name) const override { return values_.at(std::string(name)).size() * sizeof(float); }
+  std::optional<DType> element_dtype(std::string_view) const override { return DType::f32; }
+  void read_elements(std::string_view name, std::int64_t first, const Tensor& target) const override {
+    const float* const from = values_.at(std::string(name)).data() + first;
+    std::copy(from, from + target.numel(), target.data<float>());
+  }
+
+ private:
+  void add(const std::string& name, const Shape& shape) {
+    const double scale = shape.size() == 2 ? 1 / std::sqrt(static_cast<double>(shape[1])) : 1;
+    std::normal_distribution<double> normal(0, scale);
+    std::vector<float>& values = values_[name];
+    values.resize(static_cast<std::size_t>(shape.size() == 2 ? shape[0] * shape[1] : shape[0]));
+    for (float& x : values) x = static_cast<float>(normal(random_));
+    shapes_[name] = shape;
+  }
+
+  std::mt19937_64 random_{7};
+  std::map<std::string, Shape> shapes_;
+  std::map<std::string, std::vector<float>> values_;
+  std::vector<std::string> names_;
+  const std::string dtype_ = "F32";
+};
+
+// On a Hopper GPU a step is one launch, unless somebody observes its operators. The decoder's sizes are those that such a launch needs.
+TEST_P(LlamaOn, AStepIsTheSameAsItsOperators) {
+  skip_unless_present(GetParam());
+  const bool gpu = GetParam().is_cuda();
+  const Stream stream = Stream::standard(GetParam());
+  const LlamaConfig config{
+      .hidden = 512, .intermediate = 768, .layers = 3, .heads = 8, .kv_heads = 4, .head_dim = 64, .vocabulary = 200, .max_positions = 512};
+  const auto source = std::make_shared<const RandomTensors>(config);
+  for (const WeightFormat format : {WeightFormat::plain, WeightFormat::int8, WeightFormat::fp8, WeightFormat::int4}) {
+    SCOPED_TRACE(name_of(format));
+    Weights weights("random", source, {.canonical = [](const std::string& name) { return name; }});
+    weights.set_layouts({.format = WeightFormat::plain}, {.format = format});
+    std::optional<Llama> llama;
+    const auto build = [&](Weights& from) { llama.emplace(config, from); };
+    weights.check(build);
+    weights.load(build, gpu ? DType::bf16 : DType::f32, stream, {});
+    std::mt19937_64 random = test::random_engine();
+    const auto pool = llama->make_pool(10 * 512, stream);
+    for (const std::size_t sequences : {1u, 5u, 12u}) {
+      std::vector<KvCache> steps, operators;
+      std::vector<KvCache*> of_steps, of_operators;
+      for (std::size_t i = 0; i < sequences; ++i) {
+        const std::vector<int> ids = random_ids(random, 1 + random() % 190, config.vocabulary);
+        for (std::vector<KvCache>* caches : {&steps, &operators}) {
+          ASSERT_TRUE(caches->emplace_back(pool).reserve(static_cast<int>(ids.size()) + 4));
+          llama->prefill(llama->embed(ids, stream), caches->back(), stream);
+        }
+      }
+      for (KvCache& cache : steps) of_steps.push_back(&cache);
+      for (KvCache& cache : operators) of_operators.push_back(&cache);
+      for (int step = 0; step < 3; ++step) {
+        const std::vector<int> ids = random_ids(random, sequences, config.vocabulary);
+        const std::vector<double> scores = values(llama->decode(ids, of_steps, stream));
+        Observer watching;
+        const Observing observing(&watching);
+        EXPECT_LE(distance(scores, values(llama->decode(ids, of_operators, stream))), gpu ? 0.03 : 0);
+      }
+    }
   }
 }
 

@@ -187,13 +187,23 @@ Tensor Weights::stack(std::span<const Part> parts, std::int64_t columns, const T
   return all;
 }
 
-Linear Weights::linear(std::span<const Part> parts, std::int64_t columns, Role role, const Tensor& into) {
+Linear Weights::linear_room(std::int64_t rows, std::int64_t columns) const {
+  Linear room;
+  if (checking_) return room;
+  if (wanted_.format == WeightFormat::plain)
+    room.weight = this->room({rows, columns});
+  else
+    room.quantized = QuantizedMatrix::allocate(rows, columns, wanted_, stream_);
+  return room;
+}
+
+Linear Weights::linear(std::span<const Part> parts, std::int64_t columns, Role role, const Linear& into) {
   Linear linear;
   const QuantizedMatrix::Layout layout = for_role(wanted_, role);
   if (layout.format == WeightFormat::plain)
-    linear.weight = stack(parts, columns, into);
+    linear.weight = stack(parts, columns, into.weight);
   else
-    linear.quantized = take_quantized(parts, columns, layout);
+    linear.quantized = take_quantized(parts, columns, layout, into.quantized);
   return linear;
 }
 
@@ -252,7 +262,8 @@ Linear Weights::ternary(std::span<const Part> parts, std::int64_t columns, Terna
   return linear;
 }
 
-QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout) {
+QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout,
+                                        const QuantizedMatrix& into) {
   const bool stored = stored_.format != WeightFormat::plain;
   if (checking_) {
     for (const Part& part : parts) {
@@ -297,7 +308,12 @@ QuantizedMatrix Weights::take_quantized(std::span<const Part> parts, std::int64_
       throw FileError(tw::format("{}: {}: {}", name_, one_line(names_.at(parts.front().name)), error.what()));
     }
   }
-  return stream_.device().is_cuda() ? all.to(stream_.device()) : all;
+  if (into.empty()) return stream_.device().is_cuda() ? all.to(stream_.device()) : all;
+  stream_.synchronize();  // copies below run on another stream
+  into.values.copy_from(all.values);
+  into.scales.copy_from(all.scales);
+  if (all.zeros.numel() > 0) into.zeros.copy_from(all.zeros);
+  return into;
 }
 
 void Weights::read_quantized(const std::string& name, const QuantizedMatrix& target) {

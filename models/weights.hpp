@@ -75,16 +75,16 @@ class Weights {
 
   /// Memory for tensors that are read into parts of it; nothing during check().
   Tensor room(const Shape& shape) const;
+  /// The same for the weights of linear layers.
+  Linear linear_room(std::int64_t rows, std::int64_t columns) const;
 
   /// What a linear layer is for. A head's results are the scores themselves, so its weight is in int8 where layers are in int4.
   enum class Role { layer, head };
   /// "<name>.weight" [out, in] and, with `bias`, "<name>.bias".
   Linear linear(const std::string& name, std::int64_t out, std::int64_t in, bool bias, Role role = Role::layer);
-  /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias. A weight in fewer bits is not read into
-  /// `into`.
-  Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer, const Tensor& into = {});
-  /// Whether weights of linear layers are in memory as they are in most files, in the model's dtype.
-  bool plain() const { return wanted_.format == WeightFormat::plain; }
+  /// One layer whose weight concatenates tensors along rows, as stack() does; without a bias. With `into`, which has its format and shape,
+  /// the weight is read there.
+  Linear linear(std::span<const Part> parts, std::int64_t columns, Role role = Role::layer, const Linear& into = {});
 
   /// How the weights of BitNet's layers are in the file.
   enum class Ternary {
@@ -102,7 +102,8 @@ class Weights {
   /// check() for a tensor in the file: its extents and its dtype, in the file's spelling; any of BF16, F16 and F32 if that is empty.
   void check_stored(const std::string& name, const Shape& shape, const std::string& dtype);
   /// The weight of a linear layer that is in fewer bits in memory.
-  QuantizedMatrix take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout);
+  QuantizedMatrix take_quantized(std::span<const Part> parts, std::int64_t columns, const QuantizedMatrix::Layout& layout,
+                                 const QuantizedMatrix& into);
   /// Reads one part that is in fewer bits in the file.
   void read_quantized(const std::string& name, const QuantizedMatrix& target);
   /// Reads `name` into `target`; during check() only checks it.

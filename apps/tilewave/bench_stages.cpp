@@ -133,7 +133,9 @@ bench::Timing time(const std::function<void()>& work, int samples, int count) {
 
 class Rows {
  public:
-  Rows(const StageBenchArguments& a, bench::Run& run, DType dtype) : a_(a), run_(run), dtype_(dtype) {}
+  Rows(const StageBenchArguments& a, bench::Run& run, DType dtype) : a_(a), run_(run), dtype_(dtype) {
+    if (a.model.weights != "plain") suffix_ = tw::format(", weights {}", a.model.weights);
+  }
 
   /// `make` prepares the work; a call of it does `count` units. `limit_us`: the time that a unit takes at least. A row that does not fit
   /// the device is recorded as such.
@@ -141,7 +143,7 @@ class Rows {
            int count = 1, bench::Mode mode = bench::Mode::hot) {
     bench::Record record;
     record.family = "speech";
-    record.case_name = name;
+    record.case_name = name + suffix_;
     record.dtype = dtype_;
     record.mode = mode;
     record.unit = bench::kMicroseconds;
@@ -163,6 +165,7 @@ class Rows {
   const StageBenchArguments& a_;
   bench::Run& run_;
   DType dtype_;
+  std::string suffix_;  ///< of the cases' names
 };
 
 }  // namespace
@@ -188,8 +191,8 @@ int bench_stages(const StageBenchArguments& a) {
   const auto decode_us = [&](int batch, int context) {
     return memory_us(static_cast<double>(size.decode_bytes) + static_cast<double>(size.cache_bytes) * batch * context);
   };
-  const double parameters = static_cast<double>(size.decode_bytes) / static_cast<double>(size_of(*options.dtype));
-  const double prefill_memory = memory_us(static_cast<double>(size.decode_bytes)), prefill_flops = 2 * parameters * kContext / flops * 1e6;
+  const double prefill_memory = memory_us(static_cast<double>(size.decode_bytes)),
+               prefill_flops = size.decode_flops * kContext / flops * 1e6;
   const double prefill_us = std::max(prefill_memory, prefill_flops);
   const char* prefill_bound = prefill_flops > prefill_memory ? "arithmetic" : "memory";
   Rows rows(a, run, *options.dtype);

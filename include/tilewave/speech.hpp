@@ -134,6 +134,7 @@ struct ModelSize {
   std::int64_t decode_bytes = 0;  ///< the weights that each decoding step reads
   std::int64_t cache_bytes = 0;   ///< keys and values of one token
   double encoder_flops = 0;       ///< of a window of 30 s, products only, a multiply-add counting twice
+  double decode_flops = 0;        ///< of a token through the decoder and its head, likewise
 };
 
 /// A loaded model. Load it once; transcribe() may be called from any thread, and runs one call at a time. Throws Error if it is called from

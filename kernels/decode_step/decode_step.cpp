@@ -19,38 +19,58 @@ namespace {
 constexpr const char* kSource = "kernels/decode_step/decode_step.tile.hpp";
 
 std::string type_of(const Kernel& k) {
-  return tw::format("tw::kernels::decode_step::DecodeStep<{}, {}, {}, {}, {}>", element_name(k.dtype), k.head_dim, k.group, k.sequences,
+  const std::string element(element_name(k.dtype));
+  const std::string format = k.format == WeightFormat::plain ? tw::format("tw::kernels::decode_step::Plain<{}>", element)
+                                                             : dequant_gemm::format_name(k.format, 0, false);
+  return tw::format("tw::kernels::decode_step::DecodeStep<{}, {}, {}, {}, {}, {}>", format, element, k.head_dim, k.group, k.sequences,
                     k.stages);
 }
 
-template <DType dtype>
+template <WeightFormat format, DType dtype>
 void run_as(const Decoder& decoder, const Step& step, const Stream& stream) {
   static KernelTable<Kernel> table(type_of, kSource);
   const Launch launch(decoder, step, device_info(stream.device()).units, stream);
-  const Kernel kernel{
-      .dtype = dtype, .head_dim = decoder.head_dim, .group = decoder.heads / decoder.kv_heads, .sequences = room_for(launch.sequences)};
-  // The layout of Params is that of any kernel of the dtype.
-  using Params = typename HostKernel<Kernel{.dtype = dtype}>::template On<sm_90a::Target<>>::Params;
+  const Kernel kernel{.format = format,
+                      .dtype = dtype,
+                      .head_dim = decoder.head_dim,
+                      .group = decoder.heads / decoder.kv_heads,
+                      .sequences = room_for(launch.sequences)};
+  // The layout of Params is that of any kernel of the format and the dtype.
+  using Params = typename HostKernel<Kernel{.format = format, .dtype = dtype}>::template On<sm_90a::Target<>>::Params;
   detail::launch_named<Params>(table[kernel], stream, launch.grid(), [&](auto& bind, auto& p) { launch.bind_to(bind, p); });
 }
 
 }  // namespace
 
 bool supports(const Decoder& d, std::int64_t sequences, const Stream& stream) {
-  if (!stream.device().is_cuda() || stream.target() != GpuTarget::sm_90a || sequences > kMostSequences || d.qkv.rank() != 2) return false;
-  const DType dtype = d.qkv.dtype();
+  if (!stream.device().is_cuda() || stream.target() != GpuTarget::sm_90a || sequences > kMostSequences || d.norms.rank() != 2) return false;
+  const DType dtype = d.norms.dtype();
   const int group = d.kv_heads > 0 ? d.heads / d.kv_heads : 0;
   const bool known = (dtype == DType::bf16 || dtype == DType::f16) && (d.head_dim == 64 || d.head_dim == 128) &&
                      (group == 1 || group == 2 || group == 4 || group == 8) && group * d.kv_heads == d.heads;
-  return known && d.qkv.shape(1) % 128 == 0 && d.out.shape(1) % 128 == 0 && d.down.shape(1) % 128 == 0 && d.head.shape(0) % 8 == 0 &&
-         d.head.shape(1) == d.qkv.shape(1);
+  const WeightFormat format = d.qkv.format();
+  const bool quantized = format == WeightFormat::int8 || format == WeightFormat::fp8;
+  const int panel = quantized ? 256 : 128;
+  for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down})
+    if (weight->format() != format || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
+  return known && (quantized || (format == WeightFormat::plain && d.head.rank() == 2 && d.head.shape(0) % 8 == 0));
 }
 
 void run(const Decoder& decoder, const Step& step, const Stream& stream) {
-  if (decoder.qkv.dtype() == DType::bf16)
-    run_as<DType::bf16>(decoder, step, stream);
-  else
-    run_as<DType::f16>(decoder, step, stream);
+  const auto run_format = [&]<WeightFormat format>() {
+    if (decoder.norms.dtype() == DType::bf16)
+      run_as<format, DType::bf16>(decoder, step, stream);
+    else
+      run_as<format, DType::f16>(decoder, step, stream);
+  };
+  switch (decoder.qkv.format()) {
+    case WeightFormat::int8:
+      return run_format.template operator()<WeightFormat::int8>();
+    case WeightFormat::fp8:
+      return run_format.template operator()<WeightFormat::fp8>();
+    default:
+      return run_format.template operator()<WeightFormat::plain>();
+  }
 }
 
 namespace {
@@ -70,10 +90,10 @@ Analysis analyze_shape(const ShapeValues& shape) {
           "decode_step: hidden is {}, intermediate {} and vocabulary {}; allowed: multiples of 128, 128 and 8", hidden, intermediate,
           vocabulary);
   const auto of = [](Shape extents) { return placeholder(std::move(extents), kRegistered.dtype); };
-  const Decoder decoder{.qkv = of({layers * (heads + 2 * kv_heads) * dim, hidden}),
-                        .out = of({layers * hidden, heads * dim}),
-                        .gate_up = of({layers * 2 * intermediate, hidden}),
-                        .down = of({layers * hidden, intermediate}),
+  const Decoder decoder{.qkv = {.plain = of({layers * (heads + 2 * kv_heads) * dim, hidden})},
+                        .out = {.plain = of({layers * hidden, heads * dim})},
+                        .gate_up = {.plain = of({layers * 2 * intermediate, hidden})},
+                        .down = {.plain = of({layers * hidden, intermediate})},
                         .embedding = of({vocabulary, hidden}),
                         .norms = of({2 * layers + 1, hidden}),
                         .head = of({vocabulary, hidden}),

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/variant.hpp"
+#include "tilewave/quantized.hpp"
 #include "tilewave/tensor.hpp"
 
 // A decoding step of a Llama in one launch: see decode_step.tile.hpp.
@@ -14,15 +15,27 @@ namespace tw::kernels::decode_step {
 inline constexpr int kMostSequences = 16;
 inline constexpr int kPageTokens = 64;
 
-/// A decoder. Weights are of one 16-bit dtype, [out, in] and contiguous, those of all layers one after the other.
+/// The weights of one kind of product, [out, in] and contiguous, those of all layers one after the other: `plain`, of the decoder's dtype,
+/// or, if that is without elements, `quantized`, in int8 or fp8.
+struct Weight {
+  Tensor plain = {};
+  QuantizedMatrix quantized = {};
+
+  WeightFormat format() const { return quantized.format; }
+  const Tensor& values() const { return quantized.empty() ? plain : quantized.values; }
+  std::int64_t rows() const { return values().shape(0); }
+  std::int64_t columns() const { return values().shape(1); }
+};
+
+/// A decoder of one 16-bit dtype, whose weights have one format.
 struct Decoder {
-  Tensor qkv = {};                  ///< [layers * (heads + 2 kv_heads) * head_dim, hidden]
-  Tensor out = {};                  ///< [layers * hidden, heads * head_dim]
-  Tensor gate_up = {};              ///< [layers * 2 * intermediate, hidden]: of each layer the rows of gate, then those of up
-  Tensor down = {};                 ///< [layers * hidden, intermediate]
+  Weight qkv = {};                  ///< [layers * (heads + 2 kv_heads) * head_dim, hidden]
+  Weight out = {};                  ///< [layers * hidden, heads * head_dim]
+  Weight gate_up = {};              ///< [layers * 2 * intermediate, hidden]: of each layer the rows of gate, then those of up
+  Weight down = {};                 ///< [layers * hidden, intermediate]
   Tensor embedding = {};            ///< [vocabulary, hidden]
   Tensor norms = {};                ///< [2 layers + 1, hidden]: of each layer those before qkv and before gate_up; the one before the head
-  Tensor head = {};                 ///< [vocabulary, hidden]
+  Tensor head = {};                 ///< [vocabulary, hidden] with plain weights, otherwise without elements
   Tensor cosines = {}, sines = {};  ///< f32 [positions, head_dim / 2]
   int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   float epsilon = 0;  ///< of the RMS norms
@@ -34,7 +47,8 @@ struct Step {
   Tensor keys = {}, values = {};  ///< [layers, pages, kPageTokens, kv_heads, head_dim]: a cache, which gets the new ones
   Tensor lengths = {};            ///< i32 [sequences]: tokens of each sequence in the cache
   Tensor pages = {};              ///< i32 [sequences, pages of the longest]
-  Tensor scores = {};             ///< [sequences, vocabulary]
+  Tensor scores = {};             ///< [sequences, vocabulary], with a head
+  Tensor x = {};                  ///< [sequences, hidden], without a head: what the last layer leaves, before the norm
 };
 
 /// Whether run() is for such a step: on a Hopper GPU, up to kMostSequences sequences, sizes that its tiles divide.

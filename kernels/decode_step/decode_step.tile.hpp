@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/dequant_gemm/formats.tile.hpp"
 #include "tilewave/tile/language.tile.hpp"
 
 // One token of each of a few sequences through all layers of a Llama decoder, in one launch. The time of such a step is that of reading the
@@ -48,13 +49,23 @@ struct InOrder {
   TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
 };
 
-/// `D`: the dimension of a head. `Group`: query heads for each head of keys and values. Up to N sequences.
-template <class T, int D, int Group, int N, int Stages>
+struct Nothing {};
+/// The format of weights that are stored in the dtype of everything else.
+template <class T>
+struct Plain {
+  using Codes = T;
+};
+
+/// `Format`: of the layers' weights, Plain<T> or one of kernels/dequant_gemm; only with Plain<T> is there a head. `D`: the dimension of a
+/// head. `Group`: query heads for each head of keys and values. Up to N sequences.
+template <class Format, class T, int D, int Group, int N, int Stages>
 struct DecodeStep {
   static constexpr const char* source = "kernels/decode_step/decode_step.tile.hpp";
-  static constexpr int panel = 128;  ///< columns of a weight for each warp, in a slot
-  static constexpr int page = 64;    ///< tokens of a page
-  static constexpr int keys = 32;    ///< that a tile of attention has in registers
+  using Codes = typename Format::Codes;
+  static constexpr bool plain = is_same<Codes, T>;
+  static constexpr int panel = plain ? 128 : 256;  ///< columns of a weight for each warp, in a slot of 32 KB
+  static constexpr int page = 64;                  ///< tokens of a page
+  static constexpr int keys = 32;                  ///< that a tile of attention has in registers
   static constexpr int most_splits = 32;
 
   template <class Target>
@@ -62,9 +73,10 @@ struct DecodeStep {
     static constexpr int warps = 8;
     static constexpr bool waits = true;
     static constexpr int depth = panel * warps;  ///< columns of a slot
+    static constexpr int ahead = 2048 / depth;   ///< steps whose operands are in registers
     using Schedule = InOrder;
     // 16 rows of a weight: two groups of 8, such as the rows of a gate and those of the values that it multiplies.
-    using Slot = Shared<Target, T, 16 * warps, panel>;
+    using Slot = Shared<Target, Codes, 16 * warps, panel>;
     using Sums = DividedSums<Target, 16, N, warps>;
     using Squares = DividedSquares<Target, N, warps>;
     using Operand = DividedOperand<Target, T, N, depth, warps>;
@@ -76,11 +88,18 @@ struct DecodeStep {
     using Heads = Rows<Target, float, warps, D, warps, D / 32>;  // query head g of a head of keys in row g
     using Line = Rows<Target, float, warps, 32, warps, 1>;       // a number for each key, or for each split; a row in each warp
     using PerLine = RowVector<Target, float, Line>;
-    using Weights = Windowed<Target, const T, Slot>;
+    using ScaleVector = ColumnVector<Target, float, Out>;  // of rows of a weight
 
+    /// The weights of a part, of all layers.
+    struct Weights {
+      Windowed<Target, const Codes, Slot> rows;  ///< [groups of groups of rows, K / panel, rows of a group of groups, panel]
+      conditional<plain, Nothing, Global<Target, const float>> scales;  ///< [1, rows]
+    };
     struct Params {
-      // [groups of groups of rows, K / panel, rows of a group of groups, panel]: see load()
-      Weights qkv, out, gate_up, down, head;
+      static constexpr bool plain = DecodeStep::plain;
+      static constexpr int panel = DecodeStep::panel;
+      Weights qkv, out, gate_up, down;
+      conditional<plain, Weights, Nothing> head;
       Global<Target, const T, Keys> embedding;  ///< [vocabulary, hidden]
       Global<Target, const T, Keys> norms;      ///< [2 layers + 1, 8, hidden]: those before qkv and gate_up of each layer, and the head's
       Global<Target, T, Out> scores;            ///< [sequences, vocabulary]
@@ -129,6 +148,41 @@ struct DecodeStep {
           return 0;
       }
     }
+    TW_INLINE static const Weights& weights(const Params& p, Part part) {
+      switch (part) {
+        case Part::qkv:
+          return p.qkv;
+        case Part::out:
+          return p.out;
+        case Part::gate_up:
+          return p.gate_up;
+        case Part::down:
+          return p.down;
+        default:
+          if constexpr (plain)
+            return p.head;
+          else
+            return p.down;  // there is no head
+      }
+    }
+    /// Two groups of 8 rows of a weight, of all layers: from `row` of the group of groups on, and of the next.
+    struct RowsOfPair {
+      int group, apart, row;  ///< `apart`: rows of a group of groups
+      TW_INLINE int first() const { return group * apart + row; }
+    };
+    TW_INLINE static RowsOfPair rows_of(const Params& p, Place at, int pair) {
+      switch (at.part) {
+        case Part::qkv:  // rows that are rotated together: those of the halves of a head
+          return {(at.layer * (p.heads + 2 * p.kv_heads) + pair / (D / 16)) * 2, D / 2, pair % (D / 16) * 8};
+        case Part::gate_up:  // rows of gate, and the same of up
+          return {at.layer * 2, p.product.cols, pair * 8};
+        case Part::head:
+          return {pair * 2, 8, 0};
+        default:  // neighbours in the others
+          return {(at.layer * p.tiles.pairs[static_cast<int>(at.part)] + pair) * 2, 8, 0};
+      }
+    }
+    TW_INLINE static int first_pair(const Params& p, Place at) { return at.index * p.tiles.in_tile[static_cast<int>(at.part)]; }
     TW_INLINE static int pairs(const Params& p, Place at) {
       const int part = static_cast<int>(at.part), in_tile = p.tiles.in_tile[part];
       return min(in_tile, p.tiles.pairs[part] - at.index * in_tile);
@@ -140,29 +194,22 @@ struct DecodeStep {
 
     TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
       const Place at = p.tiles.at(t.m);
-      const int steps = ceil_div(columns(p, at.part), depth), panel0 = step % steps * warps;
-      const int pair = at.index * p.tiles.in_tile[static_cast<int>(at.part)] + step / steps;
+      const int steps = ceil_div(columns(p, at.part), depth);
+      const RowsOfPair rows = rows_of(p, at, first_pair(p, at) + step / steps);
+      const Weights& from = weights(p, at.part);
       // The part before ends while a tile's first slots are on their way.
       if (step < Stages)
         producer.template limit<1>(memory.weights);
       else
         producer.template limit<2>(memory.weights);
-      producer.put(memory.weights, [&](auto copy, Slot& slot) {
-        switch (at.part) {
-          case Part::qkv: {  // rows that are rotated together: those of the halves of a head
-            const int head = at.layer * (p.heads + 2 * p.kv_heads) + pair / (D / 16);
-            return copy.window(p.qkv, slot, pair % (D / 16) * 8, 0, panel0, head * 2);
-          }
-          case Part::gate_up:  // rows of gate, and the same of up
-            return copy.window(p.gate_up, slot, pair * 8, 0, panel0, at.layer * 2);
-          case Part::out:  // neighbours in the others
-            return copy.window(p.out, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[static_cast<int>(Part::out)] + pair) * 2);
-          case Part::down:
-            return copy.window(p.down, slot, 0, 0, panel0, (at.layer * p.tiles.pairs[static_cast<int>(Part::down)] + pair) * 2);
-          default:
-            return copy.window(p.head, slot, 0, 0, panel0, pair * 2);
+      if constexpr (!plain) {
+        if (step % steps == 0) {  // the threads that compute load them from the cache
+          producer.prefetch(from.scales, 0, rows.first(), 1, 8);
+          producer.prefetch(from.scales, 0, rows.first() + rows.apart, 1, 8);
         }
-      });
+      }
+      producer.put(memory.weights,
+                   [&](auto copy, Slot& slot) { copy.window(from.rows, slot, rows.row, 0, step % steps * warps, rows.group); });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
@@ -202,15 +249,14 @@ struct DecodeStep {
       return part == Part::out ? p.attended : part == Part::down ? p.product : p.x;
     }
 
-    /// The products of the sequences' rows with the tile's rows of weights, for one pair of groups of 8 rows after the other: first(n, r)
-    /// is the product of row n with the first group's row r. qkv, gate_up and the head multiply RMS norms, x(n, c) norm(c) / sqrt(mean of
+    /// The products of the sequences' rows with the tile's rows of weights, for one pair of groups of 8 rows after the other: results[i](n,
+    /// r) is the product of row n with row r of group i. qkv, gate_up and the head multiply RMS norms, x(n, c) norm(c) / sqrt(mean of
     /// x(n, :)^2 + epsilon), whose denominator is a factor of the results.
     TW_INLINE static void multiply(auto& block, const Params& p, Place at, Memory& memory) {
-      constexpr int ahead = 2;  // steps whose operands are in registers
       const auto x = operand(p, at.part);
       const bool normed = at.part != Part::out && at.part != Part::down;
       const int norm = 2 * at.layer + (at.part == Part::gate_up ? 1 : 0);
-      const int n = ceil_div(x.cols, depth), count = pairs(p, at), first_pair = at.index * p.tiles.in_tile[static_cast<int>(at.part)];
+      const int n = ceil_div(x.cols, depth), count = pairs(p, at), first = first_pair(p, at);
       const bool kept = n <= ahead;  // all operands are in registers, for all pairs
       Operand a[ahead];
       Factors factors[ahead];
@@ -226,12 +272,14 @@ struct DecodeStep {
       const bool rotates = at.part == Part::qkv;
       if (rotates) {
         block.parallel(p.sequences, [&](int row) { memory.places[row] = token(p, row, p.lengths[row]); });
-        load_added(block, p, at.part, first_pair, added);
+        load_added(block, p, at.part, first, added);
       }
+      Scales scales;
+      scales.load(block, p, at, first);
       wait(block, p, at);
       TW_UNROLL
       for (int s = 0; s < ahead; ++s) block.load(a[s], x, 0, s * depth);
-      if (!rotates) load_added(block, p, at.part, first_pair, added);
+      if (!rotates) load_added(block, p, at.part, first, added);
       TW_NO_UNROLL
       for (int pair = 0; pair < count; ++pair) {
         Sums sums;
@@ -254,21 +302,45 @@ struct DecodeStep {
             if (normed) block.load(factors[s], p.norms, 0, next * depth, norm);
           }
         }
-        Out first, second;
-        block.complete(sums, first, second, memory.sums);
+        Out results[2];
+        block.complete(sums, results[0], results[1], memory.sums);
+        scales.apply(block, results);
         if (normed) {
           if (pair == 0) {
             block.complete(squares, factor, memory.squares);
             const float mean = 1.0f / static_cast<float>(x.cols), epsilon = p.epsilon;
             block.for_rows(factor, [=](int, int, auto& y) { y = rsqrt(y * mean + epsilon); });
           }
-          block.map(first, factor, [](auto y, auto f) { return y * f; });
-          block.map(second, factor, [](auto y, auto f) { return y * f; });
+          for (Out& all : results) block.map(all, factor, [](auto y, auto f) { return y * f; });
         }
-        store(block, p, at, first_pair + pair, first, second, added, memory);
-        if (pair + 1 < count) load_added(block, p, at.part, first_pair + pair + 1, added);
+        store(block, p, at, first + pair, results[0], results[1], added, memory);
+        if (pair + 1 == count) continue;
+        load_added(block, p, at.part, first + pair + 1, added);
+        scales.load(block, p, at, first + pair + 1);
       }
     }
+
+    /// The scales of a pair's rows.
+    template <bool kPlain, class = void>
+    struct ScalesOf {
+      TW_INLINE void load(auto&, const Params&, Place, int) {}
+      TW_INLINE void apply(auto&, Out*) const {}
+    };
+    template <class Unused>
+    struct ScalesOf<false, Unused> {
+      ScaleVector of[2];
+      TW_INLINE void load(auto& block, const Params& p, Place at, int pair) {
+        const RowsOfPair rows = rows_of(p, at, pair);
+        const auto& from = weights(p, at.part).scales;
+        block.load(of[0], from, 0, rows.first());
+        block.load(of[1], from, 0, rows.first() + rows.apart);
+      }
+      TW_INLINE void apply(auto& block, Out* results) const {
+        TW_UNROLL
+        for (int i = 0; i < 2; ++i) block.map(results[i], of[i], [](auto sum, auto scale) { return sum * scale; });
+      }
+    };
+    using Scales = ScalesOf<plain>;
 
     /// What results of products are combined with: x, or the cosines and sines of a rotation.
     struct Added {

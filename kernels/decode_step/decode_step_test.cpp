@@ -35,6 +35,7 @@ struct Case {
   std::vector<int> lengths;  ///< of the sequences
   int head_dim = 64, kv_heads = 2, group = 2;
   int hidden = 256, intermediate = 128, vocabulary = 104, layers = 2;
+  WeightFormat format = WeightFormat::plain;
 
   int heads() const { return kv_heads * group; }
   int sequences() const { return static_cast<int>(lengths.size()); }
@@ -42,8 +43,8 @@ struct Case {
     return std::accumulate(lengths.begin(), lengths.end(), 1, [](int n, int length) { return n + length / 64 + 1; });
   }
   std::string describe() const {
-    return tw::format("{} sequences, the first of {}, head_dim {} group {} hidden {} intermediate {} vocabulary {} layers {}", sequences(),
-                      lengths.front(), head_dim, group, hidden, intermediate, vocabulary, layers);
+    return tw::format("{} sequences, the first of {}, head_dim {} group {} hidden {} intermediate {} vocabulary {} layers {}, weights {}",
+                      sequences(), lengths.front(), head_dim, group, hidden, intermediate, vocabulary, layers, name_of(format));
   }
 };
 
@@ -59,7 +60,7 @@ struct Numbers {
   int page_count = 0;
 };
 
-/// What a step leaves: scores, and the new keys and values of all layers.
+/// What a step leaves: scores, or without a head the last layer's results, and the new keys and values of all layers.
 struct Outcome {
   Vector scores, keys, values;
 };
@@ -128,7 +129,7 @@ Outcome decode(const Case& c, const Numbers& n, const std::function<double(doubl
       }
       add(product(n.down, std::int64_t{layer} * c.hidden, c.hidden, gated));
     }
-    const Vector scores = product(n.head, 0, c.vocabulary, normed(2 * c.layers));
+    const Vector scores = n.head.empty() ? x : product(n.head, 0, c.vocabulary, normed(2 * c.layers));
     outcome.scores.insert(outcome.scores.end(), scores.begin(), scores.end());
   }
   return outcome;
@@ -150,10 +151,12 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   Stream stream() const { return Stream::standard(device); }
   std::mt19937_64 random = random_engine();
 
-  template <int head_dim, int group, int room = 8>
+  template <int head_dim, int group, int room = 8, WeightFormat format = WeightFormat::plain>
   void check(Case c) {
     c.head_dim = head_dim;
     c.group = group;
+    c.format = format;
+    constexpr bool plain = format == WeightFormat::plain;
     SCOPED_TRACE(c.describe());
     const int width = c.kv_heads * c.head_dim, heads = c.heads();
     Numbers n;
@@ -164,8 +167,16 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       values = doubles(t.fill_random(random, static_cast<float>(scale)));
       return t;
     };
-    const auto weight = [&](std::int64_t rows, std::int64_t columns, Vector& values) -> const Tensor& {
-      return make({rows, columns}, 1 / std::sqrt(static_cast<double>(columns)), values, dtype).tensor();
+    const auto weight = [&](std::int64_t rows, std::int64_t columns, Vector& values) -> Weight {
+      const double scale = 1 / std::sqrt(static_cast<double>(columns));
+      if (plain) return {.plain = make({rows, columns}, scale, values, dtype).tensor()};
+      PlacedTensor exact({rows, columns}, DType::f32, Device::cpu());
+      exact.fill_random(random, static_cast<float>(scale));
+      const QuantizedMatrix quantized = quantize(exact.tensor(), {.format = format});
+      const Tensor numbers = Tensor::empty({rows, columns}, DType::f32);
+      dequantize(quantized, numbers);
+      values.assign(numbers.data<float>(), numbers.data<float>() + numbers.numel());
+      return {.quantized = quantized.to(device)};
     };
     Vector embedding;
     Decoder decoder{.qkv = weight(c.layers * (heads + 2 * c.kv_heads) * c.head_dim, c.hidden, n.qkv),
@@ -174,7 +185,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
                     .down = weight(c.layers * c.hidden, c.intermediate, n.down),
                     .embedding = make({c.vocabulary, c.hidden}, 1, embedding, dtype).tensor(),
                     .norms = make({2 * c.layers + 1, c.hidden}, 1, n.norms, dtype).tensor(),
-                    .head = weight(c.vocabulary, c.hidden, n.head),
+                    .head = plain ? weight(c.vocabulary, c.hidden, n.head).plain : Tensor(),
                     .layers = c.layers,
                     .heads = heads,
                     .kv_heads = c.kv_heads,
@@ -217,21 +228,22 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       ids.push_back(static_cast<int>(random() % static_cast<unsigned>(c.vocabulary)));
       n.x.insert(n.x.end(), embedding.begin() + ids.back() * c.hidden, embedding.begin() + (ids.back() + 1) * c.hidden);
     }
-    PlacedTensor scores({c.sequences(), c.vocabulary}, dtype, device);
+    PlacedTensor scores({c.sequences(), plain ? c.vocabulary : c.hidden}, dtype, device);
     const auto numbers = [&](std::span<const int> from, Shape shape) { return Tensor::from(from, std::move(shape)).to(device); };
     const Step step{.ids = numbers(ids, {c.sequences()}),
                     .keys = keys,
                     .values = values,
                     .lengths = numbers(c.lengths, {c.sequences()}),
                     .pages = numbers(n.table, {c.sequences(), n.page_count}),
-                    .scores = scores};
+                    .scores = plain ? scores.tensor() : Tensor(),
+                    .x = plain ? Tensor() : scores.tensor()};
     if (device.is_cuda()) {
       EXPECT_EQ(supports(decoder, c.sequences(), stream()), stream().target() == GpuTarget::sm_90a);
-      run_on_gpu(decoder, step);
+      run_on_gpu(decoder, step, scores.tensor());
     } else if (dtype == DType::bf16) {
-      run_on_cpu<{.dtype = DType::bf16, .head_dim = head_dim, .group = group, .sequences = room, .stages = 3}>(decoder, step);
+      run_on_cpu<{format, DType::bf16, head_dim, group, room, 3}>(decoder, step);
     } else {
-      run_on_cpu<{.dtype = DType::f16, .head_dim = head_dim, .group = group, .sequences = room, .stages = 2}>(decoder, step);
+      run_on_cpu<{format, DType::f16, head_dim, group, room, 2}>(decoder, step);
     }
 
     const Outcome reference = decode(c, n, [](double y) { return y; });
@@ -284,16 +296,16 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   Collected scores_, cache_;
 
   /// Again and again, beside copies on another stream: what tiles wait for must be there every time.
-  void run_on_gpu(const Decoder& decoder, const Step& step) {
+  void run_on_gpu(const Decoder& decoder, const Step& step, const Tensor& result) {
     constexpr int kRepetitions = 200;
     const Stream other(device);
     const Tensor from = Tensor::poisoned({8 << 20}, DType::u8, other), to = Tensor::poisoned(from.shape(), DType::u8, other);
     std::vector<std::uint16_t> first;
     for (int repetition = 0; repetition < kRepetitions; ++repetition) {
       to.copy_from(from, other);
-      fill_bytes(step.scores.data(), static_cast<std::size_t>(step.scores.numel()) * size_of(dtype), 0xff, stream());
+      fill_bytes(result.data(), static_cast<std::size_t>(result.numel()) * size_of(dtype), 0xff, stream());
       run(decoder, step, stream());
-      const Tensor scores = step.scores.to(Device::cpu());
+      const Tensor scores = result.to(Device::cpu());
       const auto* const bits = static_cast<const std::uint16_t*>(scores.data());
       if (repetition == 0) first.assign(bits, bits + scores.numel());
       ASSERT_TRUE(std::equal(first.begin(), first.end(), bits)) << "repetition " << repetition << " differs from the first";
@@ -321,6 +333,19 @@ TEST_P(DecodeStepOn, SequencesOfUnequalLengthsAreCorrect) {
   check<64, 2>({.lengths = {5, 0, 130, 64, 63}, .kv_heads = 3, .hidden = 640, .intermediate = 128, .layers = 3});
   check<128, 4>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 2304});
   check<64, 2, 16>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64, 130, 5, 63, 32, 31, 200}, .hidden = 640});
+}
+
+TEST_P(DecodeStepOn, WeightsInEightBitsAreCorrect) {
+  const Case long_rows{.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 4352};
+  const Case many{.lengths = {5, 0, 130, 64, 63, 31, 32, 1, 200}, .intermediate = 256};
+  for (const int length : {0, 31, 64, 200}) {
+    check<64, 2, 8, WeightFormat::int8>({.lengths = {length}, .intermediate = 256});
+    check<64, 2, 8, WeightFormat::fp8>({.lengths = {length}, .hidden = 1280, .intermediate = 256, .layers = 3});
+  }
+  check<128, 4, 8, WeightFormat::int8>(long_rows);
+  check<128, 4, 8, WeightFormat::fp8>(long_rows);
+  check<64, 2, 16, WeightFormat::int8>(many);
+  check<64, 2, 16, WeightFormat::fp8>(many);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "kernels/decode_step/decode_step.hpp"
 #include "kernels/decode_step/decode_step.tile.hpp"
+#include "kernels/dequant_gemm/formats.hpp"
 #include "kernels/named.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/launch.hpp"
@@ -16,25 +17,33 @@ namespace tw::kernels::decode_step {
 
 /// One of the family's kernels by the values that name it.
 struct Kernel {
+  WeightFormat format = WeightFormat::plain;  ///< or int8 or fp8
   DType dtype = DType::bf16;
   int head_dim = 128;
-  int group = 4;      ///< query heads for each head of keys
+  int group = 4;      ///< query heads for each head of keys and values
   int sequences = 8;  ///< that it has room for
   int stages = 6;
   auto operator<=>(const Kernel&) const = default;
 };
 /// Kernel::sequences for a step of so many.
 constexpr int room_for(int sequences) { return sequences <= 8 ? 8 : kMostSequences; }
+template <WeightFormat format, class T>
+constexpr auto weight_type() {
+  if constexpr (format == WeightFormat::plain)
+    return std::type_identity<Plain<T>>{};
+  else
+    return dequant_gemm::format_type<format, 0, false>();
+}
 /// The same kernel as a type.
 template <Kernel k>
-using HostKernel = DecodeStep<ElementOf<k.dtype>, k.head_dim, k.group, k.sequences, k.stages>;
+using HostKernel = DecodeStep<typename decltype(weight_type<k.format, ElementOf<k.dtype>>())::type, ElementOf<k.dtype>, k.head_dim, k.group,
+                              k.sequences, k.stages>;
 
-/// A view of rows of weights in groups of 8, [groups of `apart` rows, K / 128, apart, 128], from which a slot gets two groups.
-inline Tensor in_panels(const Tensor& weight, std::int64_t apart) {
-  constexpr int kPanel = 128;
-  const std::int64_t rows = weight.shape(0), k = weight.shape(1);
-  return Tensor::borrow(weight.data(), {rows / apart, k / kPanel, apart, kPanel}, weight.dtype(), weight.device(),
-                        {apart * k, kPanel, k, 1});
+/// A view of rows of weights in groups of 8, [groups of `apart` rows, K / panel, apart, panel], from which a slot gets two groups.
+inline Tensor in_panels(const Weight& weight, std::int64_t apart, int panel) {
+  const Tensor& values = weight.values();
+  const std::int64_t rows = weight.rows(), k = weight.columns();
+  return Tensor::borrow(values.data(), {rows / apart, k / panel, apart, panel}, values.dtype(), values.device(), {apart * k, panel, k, 1});
 }
 
 /// A step with the memory that it needs while it runs.
@@ -54,9 +63,9 @@ struct Launch {
     const int pairs[] = {(d.heads + 2 * d.kv_heads) * d.head_dim / 16,
                          sequences * d.kv_heads * splits,
                          hidden / 16,
-                         static_cast<int>(d.down.shape(1)) / 8,
+                         static_cast<int>(d.down.columns()) / 8,
                          hidden / 16,
-                         ceil_div(static_cast<int>(d.head.shape(0)), 16),
+                         d.head.numel() > 0 ? ceil_div(static_cast<int>(d.head.shape(0)), 16) : 0,
                          ceil_div(hidden, d.head_dim)};
     int end = 0;
     for (int i = 0; i < static_cast<int>(std::size(pairs)); ++i) {
@@ -75,11 +84,11 @@ struct Launch {
     }
     tiles.layers = d.layers;
     const auto memory = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
-    const DType dtype = d.qkv.dtype();
-    x = memory({sequences, hidden}, dtype);
+    const DType dtype = d.norms.dtype();
+    x = d.head.numel() > 0 ? memory({sequences, hidden}, dtype) : s.x;
     q = memory({sequences, d.heads * d.head_dim}, dtype);
     attended = memory(q.shape(), dtype);
-    product = memory({sequences, d.down.shape(1)}, dtype);
+    product = memory({sequences, d.down.columns()}, dtype);
     parts = memory({splits, rows, d.head_dim}, DType::f32);
     peaks = memory({rows, splits}, DType::f32);
     totals = memory({rows, splits}, DType::f32);
@@ -97,15 +106,19 @@ struct Launch {
     const Decoder& d = decoder;
     constexpr int kGroup = 8, kWarps = 8;
     const Window window{std::countr_zero(unsigned{kGroup}), std::countr_zero(unsigned{kWarps})};
-    bind(p.qkv, in_panels(d.qkv, d.head_dim / 2), window);
-    bind(p.out, in_panels(d.out, kGroup), window);
-    bind(p.gate_up, in_panels(d.gate_up, d.gate_up.shape(0) / d.layers / 2), window);
-    bind(p.down, in_panels(d.down, kGroup), window);
-    bind(p.head, in_panels(d.head, kGroup), window);
+    const auto bind_weight = [&](auto& to, const Weight& weight, std::int64_t apart) {
+      bind(to.rows, in_panels(weight, apart, Params::panel), window);
+      if constexpr (!Params::plain) bind(to.scales, weight.quantized.scales.reshape({1, weight.rows()}));
+    };
+    bind_weight(p.qkv, d.qkv, d.head_dim / 2);
+    bind_weight(p.out, d.out, kGroup);
+    bind_weight(p.gate_up, d.gate_up, d.gate_up.rows() / d.layers / 2);
+    bind_weight(p.down, d.down, kGroup);
+    if constexpr (Params::plain) bind_weight(p.head, {.plain = d.head}, kGroup);
+    bind(p.scores, Params::plain ? &step.scores : nullptr);
     bind(p.embedding, d.embedding);
     const std::int64_t hidden = d.norms.shape(1);
     bind(p.norms, Tensor::borrow(d.norms.data(), {d.norms.shape(0), kGroup, hidden}, d.norms.dtype(), d.norms.device(), {hidden, 0, 1}));
-    bind(p.scores, step.scores);
     const auto by_token = [](const Tensor& t) {
       return Tensor::borrow(t.data(), {t.shape(0), 1, t.shape(1) * t.shape(2), t.shape(3) * t.shape(4)}, t.dtype(), t.device(),
                             {t.stride(0), 0, t.stride(2), 1});

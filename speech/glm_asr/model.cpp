@@ -148,7 +148,7 @@ ModelSize GlmAsr::size() const {
   const std::int64_t kv = std::int64_t{d.kv_heads} * d.head_dim, decode = decoder.bytes_per_step();
   const std::int64_t embedding = decoder.tied() ? 0 : each * d.vocabulary * d.hidden;
   const EncoderSize encoder_size = encoder.size();
-  return {decode + embedding + encoder_size.weight_bytes, decode, each * 2 * kv * d.layers, encoder_size.flops};
+  return {decode + embedding + encoder_size.weight_bytes, decode, each * 2 * kv * d.layers, encoder_size.flops, decoder.flops_per_token()};
 }
 
 std::vector<int> GlmAsr::prompt(std::string_view text, int audio_embeddings) const {

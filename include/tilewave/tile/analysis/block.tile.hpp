@@ -86,11 +86,12 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.shared += B::byte_count * right_reads<Acc>();
     multiply<T, C>(acc, R, b.inside().outer, b.inside().depth);
   }
-  template <class T, int R, int N, int C, int Warps, class S>
-  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
-    add_products(sums, tile, operand);
-  }
   template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
+  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
+                              const Scales& scales = {}) const {
+    add_products<true>(sums, tile, operand, scales);
+  }
+  template <bool kGroups = false, class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
   void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand, const Scales& = {}) const {
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
     constexpr int type = static_cast<int>(operand_type<T>), in_byte = codes_in<typename S::Element>;
@@ -100,7 +101,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     if constexpr (is_same<typename S::Element, T>) {
       static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
     } else {
-      static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+      static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
       // A multiply-add for each sum of a group. Decoding takes no operations of f32.
       if constexpr (in_byte > 1 && !is_same<T, i8>) cost.f32 += 2 * static_cast<u64>(R) * N * (C / Scales::group);
     }

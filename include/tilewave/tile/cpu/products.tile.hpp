@@ -83,17 +83,18 @@ class Products : public BlockModel<kRows> {
   template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
   void add_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
                     const Scales& scales = {}) const {
-    if constexpr (!is_same<typename S::Element, T>) {
-      static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-      if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
-      add_code_products(sums, tile, operand, scales);
-    } else {
+    if constexpr (!is_same<typename S::Element, T>)
+      add_code_products<false>(sums, tile, operand, scales);
+    else
       add_tile_products(sums, tile, operand, [](int warp, int r) { return warp * R + r; });
-    }
   }
-  template <class T, int R, int N, int C, int Warps, class S>
-  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand) const {
-    add_tile_products(sums, tile, operand, [](int warp, int r) { return (r / 8 * Warps + warp) * 8 + r % 8; });
+  template <class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
+  void add_products_of_groups(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
+                              const Scales& scales = {}) const {
+    if constexpr (!is_same<typename S::Element, T>)
+      add_code_products<true>(sums, tile, operand, scales);
+    else
+      add_tile_products(sums, tile, operand, [](int warp, int r) { return row_of_group<Warps>(warp, r); });
   }
 
   /// Copies a tile in a ring into a left operand.
@@ -121,6 +122,11 @@ class Products : public BlockModel<kRows> {
   }
 
  protected:
+  /// The row of a tile in groups of 8 rows that is row r of a warp.
+  template <int Warps>
+  static int row_of_group(int warp, int r) {
+    return (r / 8 * Warps + warp) * 8 + r % 8;
+  }
   /// add_products() of a tile of elements: row r of a warp is row row_of(warp, r) of the tile.
   template <class T, int R, int N, int C, int Warps, class S, class RowOf>
   void add_tile_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand, RowOf row_of) const {
@@ -133,18 +139,20 @@ class Products : public BlockModel<kRows> {
           sums.x[n * R + r] += static_cast<float>(tile.get(row_of(c / S::cols, r), c % S::cols)) * operand.x[n * C + c];
   }
   /// add_products() of codes: of 8 bits, whose rows are scaled later, of fewer with the scale of their group, or of 2 bits minus 2.
-  template <class T, int R, int N, int C, int Warps, class S, class Scales>
+  template <bool kGroups, class T, int R, int N, int C, int Warps, class S, class Scales>
   void add_code_products(DividedSums<R, N, Warps>& sums, const S& tile, const DividedOperand<T, N, C, Warps>& operand,
                          const Scales& scales) const {
     using Codes = typename S::Element;
-    constexpr int in_byte = codes_in<Codes>;
-    static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+    constexpr int in_byte = codes_in<Codes>, columns = S::cols * in_byte;
+    static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
+    static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
+    if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
     constexpr bool integers = is_same<T, i8>;
     static_assert(!integers || is_same<Codes, u2x4>, "operands of i8 are multiplied by 2-bit codes");
     static_assert((in_byte > 1 && !integers) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, others have none");
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
-        const Codes codes = tile.get(r, c / in_byte);
+        const Codes codes = tile.get(kGroups ? row_of_group<Warps>(c / columns, r) : r, c % columns / in_byte);
         float value;
         if constexpr (integers) {
           value = value_of_code<Codes>(bit_cast<u8>(codes), c % in_byte) - 2;

@@ -249,23 +249,25 @@ TW_INLINE void add_divided_integers([[maybe_unused]] const Position& at, [[maybe
 }
 
 /// sums(r, n) += the sum over the warp's columns of scale(r, c) * number(r, c) * operand(n, c), where the codes of the numbers are the
-/// tile's R rows: see number_of_code(). Codes of 8 bits are the numbers and have no scale here.
-template <class T, int R, int N, int C, int Warps, class S, class Scales>
+/// tile's R rows, or in groups of 8 as add_divided() has them: see number_of_code(). Codes of 8 bits are the numbers and have no scale
+/// here.
+template <bool kGroups = false, class T, int R, int N, int C, int Warps, class S, class Scales>
 TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_unused]] DividedSums<R, N, Warps>& sums,
                                  [[maybe_unused]] const S& tile, [[maybe_unused]] const DividedOperand<T, N, C, Warps>& operand,
                                  [[maybe_unused]] const Scales& scales) {
   using Codes = typename S::Element;
   constexpr int in_byte = codes_in<Codes>;
-  static_assert(S::rows == R && S::cols * in_byte == C, TW_DIVIDED_CODES);
+  static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
   static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, 8-bit ones have none");
 #if TW_ON_GPU
   using Pairs = typename PairsOf<Scales, Codes, T>::Type;
   using Operand = DividedOperand<T, N, C, Warps>;
   constexpr int share = Operand::share, group = min(Scales::group, share), width = Operand::width;
-  const int row = at.lane / 4, col = at.block_warp() * share + at.lane % 4 * width;
+  const int row = (kGroups ? at.block_warp() * 8 : 0) + at.lane / 4, col = (kGroups ? 0 : at.block_warp() * share) + at.lane % 4 * width;
+  constexpr int group_rows = kGroups ? Warps * 8 : 8;  // rows from one group of 8 to the next
   const auto decode = [&](int r, int n, u32 minus_zero, u32* pairs) {
     u32 codes[2];
-    const u32 from = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r, (n * 32 + col) / in_byte));
+    const u32 from = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r / 8 * group_rows, (n * 32 + col) / in_byte));
     if constexpr (in_byte == 1)
       ptx::load_shared_8(from, codes);
     else if constexpr (in_byte == 2)

@@ -59,10 +59,13 @@ struct ProductBlock : BlockBase<kWarps, kPieceLoads, kPieceStores> {
       add_divided_codes(at, sums, tile, operand, scales);
   }
   /// The same for a tile whose rows are in groups of 8: the first group of each warp, then the second.
-  template <class E, int R, int N, int C, class S>
-  TW_INLINE void add_products_of_groups(DividedSums<R, N, kWarps>& sums, const S& tile,
-                                        const DividedOperand<E, N, C, kWarps>& operand) const {
-    add_divided<true>(at, sums, tile, operand);
+  template <class E, int R, int N, int C, class S, class Scales = Unscaled>
+  TW_INLINE void add_products_of_groups(DividedSums<R, N, kWarps>& sums, const S& tile, const DividedOperand<E, N, C, kWarps>& operand,
+                                        const Scales& scales = {}) const {
+    if constexpr (is_same<typename S::Element, E>)
+      add_divided<true>(at, sums, tile, operand);
+    else
+      add_divided_codes<true>(at, sums, tile, operand, scales);
   }
 
   /// A tile in shared memory as left operand in registers.

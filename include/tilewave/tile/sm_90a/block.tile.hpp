@@ -122,10 +122,13 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);  // end_reads() would also wait for loads from global memory that are in flight
   }
   /// The same for a tile whose rows are in groups of 8: the first group of each warp, then the second.
-  template <class T, int R, int N, int C, class S>
+  template <class T, int R, int N, int C, class S, class Scales = Unscaled>
   TW_INLINE void add_products_of_groups(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
-                                        const DividedOperand<T, N, C, Warpgroups * 4>& operand) const {
-    cuda::add_divided<true>(at, sums, tile, operand);
+                                        const DividedOperand<T, N, C, Warpgroups * 4>& operand, const Scales& scales = {}) const {
+    if constexpr (is_same<typename S::Element, T>)
+      cuda::add_divided<true>(at, sums, tile, operand);
+    else
+      cuda::add_divided_codes<true>(at, sums, tile, operand, scales);
     this->sync_warpgroup(at);
   }
 
