@@ -103,8 +103,8 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
   rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
   whole_.embedding = embedding_;
-  // Beside layers in fewer bits the head, whose format may be another, has a launch of its own.
-  if (all_qkv.quantized.empty()) whole_.head = head_.weight;
+  // A head in another format than the layers', or of another number of rows than such a kernel takes, has a launch of its own.
+  if (head_.quantized.format == all_qkv.quantized.format && config.vocabulary % 8 == 0) whole_.head = whole(head_);
   whole_.cosines = cos_;
   whole_.sines = sin_;
 }
@@ -259,7 +259,7 @@ void Llama::score(const Tensor& x, const Tensor& scores, const Stream& stream) c
 void Llama::run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const {
   const bool watched = observer() != nullptr && observer()->needs_operators();
   const bool in_one_launch = !watched && kernels::decode_step::supports(whole_, batch.ids.shape(0), stream);
-  const bool with_head = in_one_launch && whole_.head.numel() > 0;
+  const bool with_head = in_one_launch && whole_.has_head();
   const Tensor x = with_head ? Tensor() : kernels::workspace({batch.ids.shape(0), config_.hidden}, dtype(), stream);
   if (in_one_launch) {
     kernels::decode_step::run(whole_,

@@ -53,7 +53,8 @@ bool supports(const Decoder& d, std::int64_t sequences, const Stream& stream) {
   const int panel = quantized ? 256 : 128;
   for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down})
     if (weight->format() != format || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
-  return known && (quantized || (format == WeightFormat::plain && d.head.rank() == 2 && d.head.shape(0) % 8 == 0));
+  if (d.has_head() && (d.head.format() != format || d.head.rows() % 8 != 0)) return false;
+  return known && (quantized || format == WeightFormat::plain);
 }
 
 void run(const Decoder& decoder, const Step& step, const Stream& stream) {
@@ -96,7 +97,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
                         .down = {.plain = of({layers * hidden, intermediate})},
                         .embedding = of({vocabulary, hidden}),
                         .norms = of({2 * layers + 1, hidden}),
-                        .head = of({vocabulary, hidden}),
+                        .head = {.plain = of({vocabulary, hidden})},
                         .cosines = placeholder({length + 1, dim / 2}, DType::f32),
                         .sines = placeholder({length + 1, dim / 2}, DType::f32),
                         .layers = layers,

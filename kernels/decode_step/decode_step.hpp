@@ -27,7 +27,7 @@ struct Weight {
   std::int64_t columns() const { return values().shape(1); }
 };
 
-/// A decoder of one 16-bit dtype, whose weights have one format.
+/// A decoder of one 16-bit dtype, whose weights have one format. It may be without a head.
 struct Decoder {
   Weight qkv = {};                  ///< [layers * (heads + 2 kv_heads) * head_dim, hidden]
   Weight out = {};                  ///< [layers * hidden, heads * head_dim]
@@ -35,10 +35,12 @@ struct Decoder {
   Weight down = {};                 ///< [layers * hidden, intermediate]
   Tensor embedding = {};            ///< [vocabulary, hidden]
   Tensor norms = {};                ///< [2 layers + 1, hidden]: of each layer those before qkv and before gate_up; the one before the head
-  Tensor head = {};                 ///< [vocabulary, hidden] with plain weights, otherwise without elements
+  Weight head = {};                 ///< [vocabulary, hidden], or without elements
   Tensor cosines = {}, sines = {};  ///< f32 [positions, head_dim / 2]
   int layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   float epsilon = 0;  ///< of the RMS norms
+
+  bool has_head() const { return head.values().numel() > 0; }
 };
 
 /// What a step reads and writes.

@@ -49,15 +49,14 @@ struct InOrder {
   TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
 };
 
-struct Nothing {};
 /// The format of weights that are stored in the dtype of everything else.
 template <class T>
 struct Plain {
   using Codes = T;
 };
 
-/// `Format`: of the layers' weights, Plain<T> or one of kernels/dequant_gemm; only with Plain<T> is there a head. `D`: the dimension of a
-/// head. `Group`: query heads for each head of keys and values. Up to N sequences.
+/// `Format`: of the weights, Plain<T> or one of kernels/dequant_gemm. `D`: the dimension of a head. `Group`: query heads for each head of
+/// keys and values. Up to N sequences.
 template <class Format, class T, int D, int Group, int N, int Stages>
 struct DecodeStep {
   static constexpr const char* source = "kernels/decode_step/decode_step.tile.hpp";
@@ -93,13 +92,12 @@ struct DecodeStep {
     /// The weights of a part, of all layers.
     struct Weights {
       Windowed<Target, const Codes, Slot> rows;  ///< [groups of groups of rows, K / panel, rows of a group of groups, panel]
-      conditional<plain, Nothing, Global<Target, const float>> scales;  ///< [1, rows]
+      conditional<plain, Unscaled, Global<Target, const float>> scales;  ///< [1, rows]
     };
     struct Params {
       static constexpr bool plain = DecodeStep::plain;
       static constexpr int panel = DecodeStep::panel;
-      Weights qkv, out, gate_up, down;
-      conditional<plain, Weights, Nothing> head;
+      Weights qkv, out, gate_up, down, head;
       Global<Target, const T, Keys> embedding;  ///< [vocabulary, hidden]
       Global<Target, const T, Keys> norms;      ///< [2 layers + 1, 8, hidden]: those before qkv and gate_up of each layer, and the head's
       Global<Target, T, Out> scores;            ///< [sequences, vocabulary]
@@ -159,10 +157,7 @@ struct DecodeStep {
         case Part::down:
           return p.down;
         default:
-          if constexpr (plain)
-            return p.head;
-          else
-            return p.down;  // there is no head
+          return p.head;
       }
     }
     /// Two groups of 8 rows of a weight, of all layers: from `row` of the group of groups on, and of the next.

@@ -36,6 +36,7 @@ struct Case {
   int head_dim = 64, kv_heads = 2, group = 2;
   int hidden = 256, intermediate = 128, vocabulary = 104, layers = 2;
   WeightFormat format = WeightFormat::plain;
+  bool has_head = true;
 
   int heads() const { return kv_heads * group; }
   int sequences() const { return static_cast<int>(lengths.size()); }
@@ -185,7 +186,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
                     .down = weight(c.layers * c.hidden, c.intermediate, n.down),
                     .embedding = make({c.vocabulary, c.hidden}, 1, embedding, dtype).tensor(),
                     .norms = make({2 * c.layers + 1, c.hidden}, 1, n.norms, dtype).tensor(),
-                    .head = plain ? weight(c.vocabulary, c.hidden, n.head).plain : Tensor(),
+                    .head = c.has_head ? weight(c.vocabulary, c.hidden, n.head) : Weight(),
                     .layers = c.layers,
                     .heads = heads,
                     .kv_heads = c.kv_heads,
@@ -228,15 +229,15 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       ids.push_back(static_cast<int>(random() % static_cast<unsigned>(c.vocabulary)));
       n.x.insert(n.x.end(), embedding.begin() + ids.back() * c.hidden, embedding.begin() + (ids.back() + 1) * c.hidden);
     }
-    PlacedTensor scores({c.sequences(), plain ? c.vocabulary : c.hidden}, dtype, device);
+    PlacedTensor scores({c.sequences(), c.has_head ? c.vocabulary : c.hidden}, dtype, device);
     const auto numbers = [&](std::span<const int> from, Shape shape) { return Tensor::from(from, std::move(shape)).to(device); };
     const Step step{.ids = numbers(ids, {c.sequences()}),
                     .keys = keys,
                     .values = values,
                     .lengths = numbers(c.lengths, {c.sequences()}),
                     .pages = numbers(n.table, {c.sequences(), n.page_count}),
-                    .scores = plain ? scores.tensor() : Tensor(),
-                    .x = plain ? Tensor() : scores.tensor()};
+                    .scores = c.has_head ? scores.tensor() : Tensor(),
+                    .x = c.has_head ? Tensor() : scores.tensor()};
     if (device.is_cuda()) {
       EXPECT_EQ(supports(decoder, c.sequences(), stream()), stream().target() == GpuTarget::sm_90a);
       run_on_gpu(decoder, step, scores.tensor());
@@ -335,6 +336,10 @@ TEST_P(DecodeStepOn, SequencesOfUnequalLengthsAreCorrect) {
   check<64, 2, 16>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64, 130, 5, 63, 32, 31, 200}, .hidden = 640});
 }
 
+TEST_P(DecodeStepOn, WithoutAHeadTheLastLayersResultsAreCorrect) {
+  check<64, 2>({.lengths = {40, 7, 100}, .has_head = false});
+  check<64, 2, 8, WeightFormat::int8>({.lengths = {40, 7, 100}, .intermediate = 256, .has_head = false});
+}
 TEST_P(DecodeStepOn, WeightsInEightBitsAreCorrect) {
   const Case long_rows{.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 4352};
   const Case many{.lengths = {5, 0, 130, 64, 63, 31, 32, 1, 200}, .intermediate = 256};

@@ -65,7 +65,7 @@ struct Launch {
                          hidden / 16,
                          static_cast<int>(d.down.columns()) / 8,
                          hidden / 16,
-                         d.head.numel() > 0 ? ceil_div(static_cast<int>(d.head.shape(0)), 16) : 0,
+                         d.has_head() ? ceil_div(static_cast<int>(d.head.rows()), 16) : 0,
                          ceil_div(hidden, d.head_dim)};
     int end = 0;
     for (int i = 0; i < static_cast<int>(std::size(pairs)); ++i) {
@@ -85,7 +85,7 @@ struct Launch {
     tiles.layers = d.layers;
     const auto memory = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
     const DType dtype = d.norms.dtype();
-    x = d.head.numel() > 0 ? memory({sequences, hidden}, dtype) : s.x;
+    x = d.has_head() ? memory({sequences, hidden}, dtype) : s.x;
     q = memory({sequences, d.heads * d.head_dim}, dtype);
     attended = memory(q.shape(), dtype);
     product = memory({sequences, d.down.columns()}, dtype);
@@ -114,8 +114,8 @@ struct Launch {
     bind_weight(p.out, d.out, kGroup);
     bind_weight(p.gate_up, d.gate_up, d.gate_up.rows() / d.layers / 2);
     bind_weight(p.down, d.down, kGroup);
-    if constexpr (Params::plain) bind_weight(p.head, {.plain = d.head}, kGroup);
-    bind(p.scores, Params::plain ? &step.scores : nullptr);
+    bind_weight(p.head, d.has_head() ? d.head : d.down, kGroup);  // without a head there is no tile of it
+    bind(p.scores, d.has_head() ? &step.scores : nullptr);
     bind(p.embedding, d.embedding);
     const std::int64_t hidden = d.norms.shape(1);
     bind(p.norms, Tensor::borrow(d.norms.data(), {d.norms.shape(0), kGroup, hidden}, d.norms.dtype(), d.norms.device(), {hidden, 0, 1}));
