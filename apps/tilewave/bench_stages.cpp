@@ -191,8 +191,8 @@ int bench_stages(const StageBenchArguments& a) {
   const auto decode_us = [&](int batch, int context) {
     return memory_us(static_cast<double>(size.decode_bytes) + static_cast<double>(size.cache_bytes) * batch * context);
   };
-  const double prefill_memory = memory_us(static_cast<double>(size.decode_bytes)),
-               prefill_flops = size.decode_flops * kContext / flops * 1e6;
+  const double prefill_memory = memory_us(static_cast<double>(size.decode_bytes));
+  const double prefill_flops = size.decode_flops * kContext / flops * 1e6;
   const double prefill_us = std::max(prefill_memory, prefill_flops);
   const char* prefill_bound = prefill_flops > prefill_memory ? "arithmetic" : "memory";
   Rows rows(a, run, *options.dtype);

@@ -96,10 +96,6 @@ inline constexpr bool is_run = kSpan > 0 && (kSpan & (kSpan - 1)) == 0 && kCols 
 template <int kCodes, int kGroup>
 inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 0 && kCodes <= 4 * kGroup;
 #define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
-/// Whether the tile S has the codes of R rows and C columns: all columns of a row, or in groups of 8 rows a part of them for each warp.
-template <class S, int R, int C, int Warps, bool kGroups>
-inline constexpr bool are_divided_codes = S::rows == (kGroups ? R * Warps : R) && S::cols* codes_in<typename S::Element>*(kGroups ? Warps
-                                                                                                                                  : 1) == C;
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
 #define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"

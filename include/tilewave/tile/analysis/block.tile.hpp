@@ -101,7 +101,8 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     if constexpr (is_same<typename S::Element, T>) {
       static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
     } else {
-      static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
+      constexpr int parts = kGroups ? Warps : 1;  // of the columns, each in rows of its own
+      static_assert(S::rows == R * parts && S::cols * in_byte * parts == C, TW_DIVIDED_CODES);
       // A multiply-add for each sum of a group. Decoding takes no operations of f32.
       if constexpr (in_byte > 1 && !is_same<T, i8>) cost.f32 += 2 * static_cast<u64>(R) * N * (C / Scales::group);
     }

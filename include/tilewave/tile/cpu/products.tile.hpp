@@ -145,7 +145,8 @@ class Products : public BlockModel<kRows> {
     using Codes = typename S::Element;
     constexpr int in_byte = codes_in<Codes>, columns = S::cols * in_byte;
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-    static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
+    constexpr int parts = kGroups ? Warps : 1;  // of the columns, each in rows of its own
+    static_assert(S::rows == R * parts && columns * parts == C, TW_DIVIDED_CODES);
     if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
     constexpr bool integers = is_same<T, i8>;
     static_assert(!integers || is_same<Codes, u2x4>, "operands of i8 are multiplied by 2-bit codes");

@@ -257,7 +257,8 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
                                  [[maybe_unused]] const Scales& scales) {
   using Codes = typename S::Element;
   constexpr int in_byte = codes_in<Codes>;
-  static_assert(are_divided_codes<S, R, C, Warps, kGroups>, TW_DIVIDED_CODES);
+  constexpr int parts = kGroups ? Warps : 1;  // of the columns, each in rows of its own
+  static_assert(S::rows == R * parts && S::cols * in_byte * parts == C, TW_DIVIDED_CODES);
   static_assert((in_byte > 1) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, 8-bit ones have none");
 #if TW_ON_GPU
   using Pairs = typename PairsOf<Scales, Codes, T>::Type;
