@@ -54,11 +54,11 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   };
   const Linear all_qkv = room(q + 2 * kv, hidden), all_out = room(hidden, q);
   const Linear all_gate_up = room(2 * config.intermediate, hidden), all_down = room(hidden, config.intermediate);
-  const auto whole = [](const Linear& all) { return kernels::decode_step::Weight{.plain = all.weight, .quantized = all.quantized}; };
-  whole_ = {.qkv = whole(all_qkv),
-            .out = whole(all_out),
-            .gate_up = whole(all_gate_up),
-            .down = whole(all_down),
+  const auto as_weight = [](const Linear& all) { return kernels::decode_step::Weight{.plain = all.weight, .quantized = all.quantized}; };
+  whole_ = {.qkv = as_weight(all_qkv),
+            .out = as_weight(all_out),
+            .gate_up = as_weight(all_gate_up),
+            .down = as_weight(all_down),
             .norms = weights.room({2 * config.layers + 1, hidden}),
             .layers = config.layers,
             .heads = config.heads,
@@ -103,9 +103,9 @@ Llama::Llama(const LlamaConfig& config, Weights& weights) : config_(config) {
   sin_ = Tensor::empty(cos_.shape(), DType::f32, stream);
   rope_table(cos_, sin_, {.theta = config.rope_theta, .stream = stream});
   whole_.embedding = embedding_;
-  // In fewer bits the head is faster in a launch of its own: the one launch's tiles decode more slowly than they read.
+  // In fewer bits the head is faster in a launch of its own: kernels/decode_step/NOTES.md.
   const bool plain = all_qkv.quantized.empty() && head_.quantized.empty();
-  if (plain && config.vocabulary % 8 == 0) whole_.head = whole(head_);
+  if (plain && config.vocabulary % 8 == 0) whole_.head = as_weight(head_);
   whole_.cosines = cos_;
   whole_.sines = sin_;
 }

@@ -103,8 +103,8 @@ class Llama {
   void embed_on_device(const Tensor& ids, const Tensor& rows, const Stream& stream) const;
   Tensor empty_scores(std::int64_t rows, const Stream& stream) const;
   void score(const Tensor& x, const Tensor& scores, const Stream& stream) const;
-  /// One token of each sequence of a batch, in one launch where the GPU has a kernel for it. Writes `scores`. Memory is the graph's while
-  /// the stream is captured.
+  /// One token of each sequence of a batch, in one launch where the GPU has a kernel for it; a head in fewer bits follows apart. Writes
+  /// `scores`. Memory is the graph's while the stream is captured.
   void run_step(const Batch& batch, const Tensor& scores, const Stream& stream) const;
 
   LlamaConfig config_;

@@ -346,7 +346,8 @@ class RandomTensors : public TensorSource {
   const std::string dtype_ = "F32";
 };
 
-// On a Hopper GPU a step is one launch, unless somebody observes its operators. The decoder's sizes are those that such a launch needs.
+// A Hopper GPU runs a step in one launch, and with an observer in a launch for each operator: both must give the same scores. The decoder's
+// sizes are ones that the single launch supports.
 TEST_P(LlamaOn, AStepIsTheSameAsItsOperators) {
   skip_unless_present(GetParam());
   const bool gpu = GetParam().is_cuda();

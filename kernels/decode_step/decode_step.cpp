@@ -50,7 +50,7 @@ bool supports(const Decoder& d, std::int64_t sequences, const Stream& stream) {
                      (group == 1 || group == 2 || group == 4 || group == 8) && group * d.kv_heads == d.heads;
   const WeightFormat format = d.qkv.format();
   const bool quantized = format == WeightFormat::int8 || format == WeightFormat::fp8;
-  const int panel = quantized ? 256 : 128;
+  const int panel = quantized ? HostKernel<Kernel{.format = WeightFormat::int8}>::panel : HostKernel<Kernel{}>::panel;
   for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down})
     if (weight->format() != format || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
   if (d.has_head() && (d.head.format() != format || d.head.rows() % 8 != 0)) return false;

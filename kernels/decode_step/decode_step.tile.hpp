@@ -306,7 +306,7 @@ struct DecodeStep {
             const float mean = 1.0f / static_cast<float>(x.cols), epsilon = p.epsilon;
             block.for_rows(factor, [=](int, int, auto& y) { y = rsqrt(y * mean + epsilon); });
           }
-          for (Out& all : results) block.map(all, factor, [](auto y, auto f) { return y * f; });
+          for (Out& result : results) block.map(result, factor, [](auto y, auto f) { return y * f; });
         }
         store(block, p, at, first + pair, results[0], results[1], added, memory);
         if (pair + 1 == count) continue;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/decode_step/decode_step.hpp"
@@ -27,6 +28,7 @@ struct Kernel {
 };
 /// Kernel::sequences for a step of so many.
 constexpr int room_for(int sequences) { return sequences <= 8 ? 8 : kMostSequences; }
+/// The format of a kernel's weights as a type, in a std::type_identity.
 template <WeightFormat format, class T>
 constexpr auto weight_type() {
   if constexpr (format == WeightFormat::plain)
