@@ -334,8 +334,8 @@ struct LargestNumbers {
       }
     }
     TW_INLINE static void compute(auto& block, const Params& p, Tile, Memory& memory) {
+      block.clear(memory.counters);
       for (int row = 0; row < p.in.rows; ++row) {
-        block.clear(memory.counters);
         for_numbers(block, p, row, [&](int number, int) { block.count(memory.counters, number); });
         const Located found = block.locate(memory.counters, p.n);
         block.clear(memory.list);
@@ -350,6 +350,43 @@ struct LargestNumbers {
         const int results[] = {found.counter, found.above, found.count, size};
         block.parallel(4, [&](int i) { *p.located.template at<i32>(row, i, 0, 0) = results[i]; });
       }
+    }
+  };
+};
+
+/// For every row of `in`: its elements of at least 0, and 2 * column + 1 of those below 0, both in the order of columns.
+template <int Warps, int Columns, int Capacity>
+struct PartedRows {
+  static constexpr const char* source = kLanguageKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = Warps;
+    struct Params {
+      Global<Target, const float> in;
+      Global<Target, float> elements;  ///< [rows, Capacity]
+      Global<Target, i32> columns;     ///< [rows, Capacity]: as many as fit
+      Global<Target, i32> counts;      ///< [rows, 2]
+    };
+    struct Memory {
+      List<Target, float, Capacity> elements;
+      List<Target, u32, Capacity> columns;
+      explicit constexpr Memory(auto& block) : elements(block), columns(block) {}
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory) {
+      block.clear(memory.elements);
+      block.clear(memory.columns);
+      for (int first = 0; first < p.in.cols; first += Columns) {
+        Rows<Target, float, 1, Columns, Warps> x;
+        block.load(x, p.in, t.m, first);
+        block.append_in_order(memory.elements, x, [&](int col, auto value) { return first + col < p.in.cols && value >= 0; });
+        block.append_few(
+            memory.columns, x, [&](int col, auto value) { return first + col < p.in.cols && value < 0; },
+            [&](int col, auto value) { return static_cast<u32>(2 * (first + col)) + (value < 0 ? 1u : 0u); });
+      }
+      const int sizes[] = {block.size(memory.elements), block.size(memory.columns)};
+      block.parallel(2, [&](int i) { *p.counts.template at<i32>(t.m, i, 0, 0) = sizes[i]; });
+      block.parallel(sizes[0], [&](int i) { *p.elements.template at<float>(t.m, i, 0, 0) = memory.elements[i]; });
+      block.parallel(sizes[1], [&](int i) { *p.columns.template at<i32>(t.m, i, 0, 0) = static_cast<i32>(memory.columns[i]); });
     }
   };
 };

@@ -551,6 +551,54 @@ TEST_P(Language, HistogramsLocateAndListsSort) {
   expect_largest_numbers<32, 2048, 4096>(device, random, 10007, 2048, 4000);
 }
 
+/// Rows of `cols` elements, of which at most Capacity are not below 0; those below 0 may be more.
+template <int Warps, int Columns, int Capacity>
+void expect_parted_rows(Device device, std::mt19937_64& random, int cols, double share) {
+  SCOPED_TRACE(tw::format("{} warps, {} at a time, {} columns, {} of them below 0", Warps, Columns, cols, share));
+  constexpr int kRows = 3;
+  PlacedTensor in({kRows, cols}, DType::f32, device), elements({kRows, Capacity}, DType::f32, device);
+  PlacedTensor columns({kRows, Capacity}, DType::i32, device), counts({kRows, 2}, DType::i32, device);
+  std::vector<float> x(static_cast<std::size_t>(kRows * cols));
+  for (float& value : x) {
+    const auto size = static_cast<float>(random() % 1000);
+    value = std::bernoulli_distribution(share)(random) ? -1 - size : size;
+  }
+  in.fill(x);
+  launch_kernel<PartedRows<Warps, Columns, Capacity>>(device, {kRows}, [&](auto& bind, auto& p) {
+    bind(p.in, in);
+    bind(p.elements, elements);
+    bind(p.columns, columns);
+    bind(p.counts, counts);
+  });
+  const std::vector<double> got_elements = elements.values(), got_columns = columns.values(), sizes = counts.values();
+  for (int row = 0; row < kRows; ++row) {
+    std::vector<double> positive, negative;
+    for (int col = 0; col < cols; ++col) {
+      const float value = x[static_cast<std::size_t>(row * cols + col)];
+      value < 0 ? negative.push_back(2 * col + 1) : positive.push_back(value);
+    }
+    ASSERT_LE(positive.size(), static_cast<std::size_t>(Capacity));
+    negative.resize(std::min(negative.size(), static_cast<std::size_t>(Capacity)));
+    ASSERT_EQ(sizes[static_cast<std::size_t>(2 * row)], static_cast<double>(positive.size())) << "row " << row;
+    ASSERT_EQ(sizes[static_cast<std::size_t>(2 * row + 1)], static_cast<double>(negative.size())) << "row " << row;
+    for (std::size_t i = 0; i < positive.size(); ++i)
+      ASSERT_EQ(got_elements[static_cast<std::size_t>(row * Capacity) + i], positive[i]) << "row " << row << ", " << i;
+    for (std::size_t i = 0; i < negative.size(); ++i)
+      ASSERT_EQ(got_columns[static_cast<std::size_t>(row * Capacity) + i], negative[i]) << "row " << row << ", " << i;
+  }
+}
+
+TEST_P(Language, ListsInTheOrderOfColumns) {
+  for (const double share : {0.0, 0.1, 0.9, 1.0}) {
+    expect_parted_rows<4, 128, 1024>(device, random, 900, share);      // a column for each thread
+    expect_parted_rows<4, 1024, 1024>(device, random, 1000, share);    // a piece of 8
+    expect_parted_rows<16, 16384, 4096>(device, random, 4000, share);  // four pieces
+    expect_parted_rows<8, 6144, 8192>(device, random, 8000, share);    // three
+  }
+  expect_parted_rows<8, 8192, 512>(device, random, 20000, 0.99);  // more than fit
+  expect_parted_rows<1, 128, 256>(device, random, 300, 0.5);
+}
+
 TEST_P(Language, PrintShowsTheTile) {
   std::string expected;
   for (int row = 0; row < 64; ++row) {

@@ -53,6 +53,7 @@
 #include "tilewave/nsa.hpp"
 #include "tilewave/quantized.hpp"
 #include "tilewave/sparse_gemm.hpp"
+#include "tilewave/topk.hpp"
 #include "tilewave/vertical_slash.hpp"
 
 namespace tw::test {
@@ -1177,6 +1178,26 @@ TEST(Repetition, cuda_Indexer) {
   cases.push_back(indexer_case(64, DType::bf16, 1));
   for (const std::int64_t seqlen_q : {1, 2, 4}) cases.push_back(indexer_paged_case(seqlen_q));
   expect_all_repeatable(cases);
+}
+
+/// The bits of the values, and after them the columns.
+Case topk_case(std::int64_t rows, std::int64_t columns, bool sorted) {
+  constexpr int k = 1024;
+  const SharedInputs in = inputs({{rows, columns}}, DType::f32);
+  return {tw::format("topk: {} x {}{}", rows, columns, sorted ? "" : ", by column"),
+          {2, rows, k},
+          DType::i32,
+          [=](const Tensor& out, const Stream& stream) {
+            const Tensor values = Tensor::borrow(out.data(), {rows, k}, DType::f32, out.device());
+            topk(in->on(stream.device())[0], k, values, out.slice(0, 1, 2).reshape({rows, k}), {.sorted = sorted, .stream = stream});
+          },
+          0};
+}
+
+TEST(Repetition, cuda_Topk) {
+  skip_without_cuda();
+  expect_all_repeatable({topk_case(600, 20000, false), topk_case(600, 20000, true), topk_case(150, 20000, false),
+                         topk_case(2, 100000, false), topk_case(600, 3000, true)});
 }
 
 /// Blocks that tokens select at random, with entries that name none.

@@ -27,7 +27,9 @@ constexpr int kLargestK = 2048;
 constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
 /// Blocks on the GPU: 4 warps suffice for many rows of a few thousand columns. Threads have 8 columns at a time, so a wide block has 4096.
-constexpr int kNarrowWarps = 4, kWideWarps = 16;
+constexpr int kNarrowWarps = 4, kMiddleWarps = 8, kWideWarps = 16;
+/// Rows for each SM from which on middle blocks, of which an SM has four, are faster than wide ones.
+constexpr int kManyRows = 4;
 constexpr int kNarrowColumns = 4096;
 /// On the CPU tiles of 256 columns, for short rows.
 constexpr int kCpuWarps = 1;
@@ -41,22 +43,25 @@ constexpr int kFewKeys = 256;
 /// The maximum number of keys to sort.
 int sorted_keys(int k, int capacity) { return std::min(std::max(2 * k, kFewKeys), capacity); }
 
-Plan plan(std::int64_t rows, std::int64_t cols, bool narrow, int part_limit, int units) {
+Plan plan(std::int64_t rows, std::int64_t cols, Width width, int part_limit, int units) {
   // A part must be much longer than its candidates, or the second stage reads as much as the first.
   const std::int64_t shortest = std::max<std::int64_t>(kPartColumns, 16 * part_limit);
   const std::int64_t wanted = rows > 0 && rows < units ? std::min(2 * units / rows, cols / shortest) : 1;
-  if (wanted <= 1) return {narrow, 1, 0, 0};
+  if (wanted <= 1) return {width, 1, 0, 0};
   const std::int64_t part = (cols / wanted + kPartColumns / 2) / kPartColumns * kPartColumns;
-  return {false, static_cast<int>((cols + part - 1) / part), static_cast<int>(part), part_limit};
+  return {Width::wide, static_cast<int>((cols + part - 1) / part), static_cast<int>(part), part_limit};
 }
 
 }  // namespace
 
-Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units) { return plan(rows, cols, cols <= kNarrowColumns, 1, units); }
+Plan plan_argmax(std::int64_t rows, std::int64_t cols, int units) {
+  return plan(rows, cols, cols <= kNarrowColumns ? Width::narrow : Width::wide, 1, units);
+}
 
 Plan plan_topk(std::int64_t rows, std::int64_t cols, int k, int units) {
   const bool narrow = cols <= kNarrowColumns && sorted_keys(k, kWideCapacity) <= kNarrowCapacity;
-  return plan(rows, cols, narrow, std::max(k, kFewKeys), units);
+  const Width width = narrow ? Width::narrow : rows >= std::int64_t{kManyRows} * units ? Width::middle : Width::wide;
+  return plan(rows, cols, width, std::max(k, kFewKeys), units);
 }
 
 namespace {
@@ -151,7 +156,8 @@ struct BlockSize {
   auto operator<=>(const BlockSize&) const = default;
 };
 constexpr BlockSize kNarrowArgmax{kNarrowWarps, 0}, kWideArgmax{kWideWarps, 0};
-constexpr BlockSize kNarrowTopk{kNarrowWarps, kNarrowCapacity}, kWideTopk{kWideWarps, kWideCapacity};
+constexpr BlockSize kNarrowTopk{kNarrowWarps, kNarrowCapacity}, kMiddleTopk{kMiddleWarps, kWideCapacity},
+    kWideTopk{kWideWarps, kWideCapacity};
 
 /// Argmax or Topk on a GPU. Stages that write candidates do not write indices, so they are the same for all index types.
 struct StageKernel {
@@ -173,16 +179,20 @@ std::string type_of(const StageKernel& k) {
 struct ArgmaxKernels {
   template <class T, class Index, Stage stage, BlockSize size>
   using Kernel = Argmax<T, Index, stage, size.warps>;
-  static constexpr BlockSize narrow = kNarrowArgmax, wide = kWideArgmax, cpu{kCpuWarps, 0};
+  static constexpr BlockSize cpu{kCpuWarps, 0};
+  static constexpr BlockSize size(Width width) { return width == Width::narrow ? kNarrowArgmax : kWideArgmax; }
   static constexpr const char* source = "kernels/topk/argmax.tile.hpp";
-  static constexpr bool narrow_merge = true;  // there is one key for each part
+  static constexpr Width merge = Width::narrow;  // there is one key for each part
 };
 struct TopkKernels {
   template <class T, class Index, Stage stage, BlockSize size>
   using Kernel = Topk<T, Index, stage, size.warps, size.capacity>;
-  static constexpr BlockSize narrow = kNarrowTopk, wide = kWideTopk, cpu{kCpuWarps, kWideCapacity};
+  static constexpr BlockSize cpu{kCpuWarps, kWideCapacity};
+  static constexpr BlockSize size(Width width) {
+    return width == Width::narrow ? kNarrowTopk : width == Width::middle ? kMiddleTopk : kWideTopk;
+  }
   static constexpr const char* source = "kernels/topk/topk.tile.hpp";
-  static constexpr bool narrow_merge = false;
+  static constexpr Width merge = Width::wide;
 };
 
 /// For binding: null if there is none.
@@ -231,10 +241,10 @@ void launch_on_gpu(const detail::NamedKernel& kernel, const Call& call, const Pl
 }
 
 template <class Kernels, Stage stage>
-void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, const Tensor* candidates) {
+void launch_stage(const Call& call, const Plan& plan, Width width, int limit, const Tensor* candidates) {
   if (call.stream.device().is_cuda()) {
     static KernelTable<StageKernel> table(type_of, Kernels::source);
-    const StageKernel kernel{call.x.dtype(), call.indices.dtype(), stage, narrow ? Kernels::narrow : Kernels::wide};
+    const StageKernel kernel{call.x.dtype(), call.indices.dtype(), stage, Kernels::size(width)};
     return launch_on_gpu(table[kernel], call, plan, stage, limit, candidates);
   }
   with_types(call, [&]<class T, class Index>() {
@@ -246,12 +256,12 @@ void launch_stage(const Call& call, const Plan& plan, bool narrow, int limit, co
 
 template <class Kernels>
 void run(const Call& call, const Plan& plan, int limit) {
-  if (plan.parts == 1) return launch_stage<Kernels, Stage::whole>(call, plan, plan.narrow, limit, nullptr);
+  if (plan.parts == 1) return launch_stage<Kernels, Stage::whole>(call, plan, plan.width, limit, nullptr);
   const Shape shape = candidates_shape(call, plan);
   const Tensor candidates = call.workspace ? Tensor::borrow(call.workspace->data(), shape, DType::i64, call.x.device())
                                            : Tensor::empty(shape, DType::i64, call.stream);
-  launch_stage<Kernels, Stage::part>(call, plan, plan.narrow, plan.part_limit, &candidates);
-  launch_stage<Kernels, Stage::merge>(call, plan, Kernels::narrow_merge, limit, &candidates);
+  launch_stage<Kernels, Stage::part>(call, plan, plan.width, plan.part_limit, &candidates);
+  launch_stage<Kernels, Stage::merge>(call, plan, Kernels::merge, limit, &candidates);
 }
 
 int units_of(Device device) { return device.is_cuda() ? device_info(device).units : cpu_threads(); }
@@ -280,7 +290,7 @@ Analysis analyze_shape(const ShapeValues& shape) {
   Call call = check(kTopk, x, indices.shape(), indices, &values, {});
   call.k = k;
   Plan plan = capacity > 0 ? plan_topk(rows, cols, k, units) : plan_argmax(rows, cols, units);
-  if (stage != Stage::whole && plan.parts == 1) plan = {false, 1, static_cast<int>(cols), capacity > 0 ? std::max(k, kFewKeys) : 1};
+  if (stage != Stage::whole && plan.parts == 1) plan = {Width::wide, 1, static_cast<int>(cols), capacity > 0 ? std::max(k, kFewKeys) : 1};
   const Tensor candidates = placeholder(candidates_shape(call, plan), DType::i64);
   const int limit = capacity == 0 ? 1 : stage == Stage::part ? plan.part_limit : sorted_keys(k, capacity);
   return analyze<Kernel>(grid_of(call, plan, stage), [&](auto& bind, auto& p) {
@@ -303,7 +313,8 @@ std::vector<KernelVariant> registered() {
     add.template operator()<ArgmaxKernels, Stage::part, kWideArgmax>("argmax_part");
     add.template operator()<ArgmaxKernels, Stage::merge, kNarrowArgmax>("argmax_merge");
     add.template operator()<TopkKernels, Stage::whole, kNarrowTopk>("topk_short");
-    add.template operator()<TopkKernels, Stage::whole, kWideTopk>("topk");
+    add.template operator()<TopkKernels, Stage::whole, kMiddleTopk>("topk");
+    add.template operator()<TopkKernels, Stage::whole, kWideTopk>("topk_few_rows");
     add.template operator()<TopkKernels, Stage::part, kWideTopk>("topk_part");
     add.template operator()<TopkKernels, Stage::merge, kWideTopk>("topk_merge");
   };
@@ -355,7 +366,7 @@ void topk(const Tensor& x, int k, const Tensor& values, const Tensor& indices, c
   const Plan plan = topk_plan(x, k);
   check_workspace(call, plan, options.workspace);
   if (call.rows == 0) return;
-  const bool narrow = plan.narrow && x.device().is_cuda();
+  const bool narrow = plan.width == Width::narrow && x.device().is_cuda();
   run<TopkKernels>(call, plan, sorted_keys(k, narrow ? kNarrowCapacity : kWideCapacity));
 }
 

@@ -20,6 +20,7 @@
 #include "tests/expect_error.hpp"
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
+#include "tilewave/device.hpp"
 
 namespace tw::kernels::topk {
 namespace {
@@ -206,6 +207,26 @@ TEST_P(Ops, TopkOfLongRowsInParts) {
   }
 }
 
+/// Rows in which a sample suggests what to list. In some of them it is wrong: it is taken from 8 of every 64 columns.
+TEST_P(Ops, TopkOfLongRows) {
+  const auto unlike_others = [](float sampled) {
+    return [sampled](std::mt19937_64& random, std::int64_t i) {
+      return std::normal_distribution<float>()(random) + (i % 64 < 8 ? sampled : 0.0f);
+    };
+  };
+  std::vector<std::pair<const char*, Values>> all = distributions();
+  all.emplace_back("the sample is larger", unlike_others(10));
+  all.emplace_back("the sample is smaller", unlike_others(-10));
+  // As many as need not be cut into parts: few, and many of them.
+  const int units = device.is_cuda() ? device_info(device).units : cpu_threads();
+  for (const auto& [name, f] : all) {
+    check_topk({.shape = {units, 16384}, .k = 1 + static_cast<int>(pick(2048)), .largest = pick(2) > 0, .sorted = pick(2) > 0}, name, f);
+    if (dtype != DType::f16) check_topk({.shape = {4 * units, 16384}, .k = 1000, .largest = pick(2) > 0, .sorted = false}, name, f);
+  }
+  check_topk({.shape = {units, 40000}, .k = 2048, .sorted = false}, "normal", all.front().second);
+  check_topk({.shape = {units, 140000}, .k = 2048, .sorted = false}, "normal", all.front().second);
+}
+
 TEST_P(Ops, TopkOfAVocabulary) {
   const auto& [name, normal] = distributions().front();
   check_topk({.shape = {1, 151552}, .k = 50}, name, normal);
@@ -325,7 +346,7 @@ TEST(Plans, CoverEachRow) {
       EXPECT_LT(std::int64_t{plan.parts - 1} * plan.part, cols);
       EXPECT_GE(plan.part, 8 * plan.part_limit);
       EXPECT_LE(rows * plan.parts, 3 * units + rows);
-      EXPECT_FALSE(plan.narrow);
+      EXPECT_EQ(plan.width, Width::wide);
     }
     if (const Plan plan = plan_topk(rows, cols, k, units); plan.parts > 1) {
       EXPECT_GE(plan.part_limit, k);
@@ -334,7 +355,9 @@ TEST(Plans, CoverEachRow) {
   EXPECT_GT(plan_argmax(1, 151552, 132).parts, 30);  // one row uses much of a GPU
   EXPECT_GT(plan_topk(1, 151552, 50, 132).parts, 30);
   EXPECT_EQ(plan_topk(1000, 151552, 50, 132).parts, 1);
-  EXPECT_TRUE(plan_topk(4096, 128, 6, 132).narrow);
+  EXPECT_EQ(plan_topk(4096, 128, 6, 132).width, Width::narrow);
+  EXPECT_EQ(plan_topk(4096, 32768, 6, 132).width, Width::middle);
+  EXPECT_EQ(plan_topk(200, 32768, 6, 132).width, Width::wide);
 }
 
 class BadInput : public testing::TestWithParam<Device> {

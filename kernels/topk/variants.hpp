@@ -7,9 +7,16 @@
 
 namespace tw::kernels::topk {
 
+/// Which blocks process rows.
+enum class Width {
+  narrow,  ///< short rows
+  middle,  ///< many long rows: a GPU's SM has several at once, so that one works while others wait
+  wide     ///< few
+};
+
 /// How rows are distributed over blocks.
 struct Plan {
-  bool narrow;     ///< small blocks: short rows
+  Width width;
   int parts;       ///< parts per row; 1: a block processes a whole row
   int part;        ///< columns per part, if there are several
   int part_limit;  ///< candidates per part

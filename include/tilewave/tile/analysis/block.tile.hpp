@@ -569,7 +569,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <int N>
   Located locate(const Histogram<N>&, int n) const {
-    cost.shared += N * sizeof(u32);
+    cost.shared += 2 * N * sizeof(u32);
     return {N - 1, 0, n};
   }
   template <class T, int N>
@@ -583,17 +583,23 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     ++list.size;
     cost.shared += 2 * sizeof(u32) + sizeof(T);
   }
-  template <class T, int N, class F, class Chosen, class ValueOf>
-  void append_in_order(List<T, N>& list, F& row, Chosen chosen, ValueOf value_of) const {
+  template <class T, int N, class F, class Chosen>
+  void append_in_order(List<T, N>& list, F& row, Chosen chosen) const {
     auto append = [&](int, int col, auto& x) {
-      if (!chosen(col, x)) return;
-      static_cast<void>(value_of(col));
-      cost.shared += sizeof(T);
+      if (chosen(col, x)) cost.shared += sizeof(T);
     };
     visit(1, F::cols, append, row.x);
     // visit() may call a function more than once for an element.
     cost_of([&] {
       for (int col = 0; col < F::cols; ++col) list.size += chosen(col, row.x) ? 1 : 0;
+    });
+  }
+  template <class T, int N, class F, class Chosen, class ValueOf>
+  void append_few(List<T, N>& list, F& row, Chosen chosen, ValueOf value_of) const {
+    append_in_order(list, row, [&](int col, auto x) {
+      const bool is = chosen(col, x);
+      if (is) static_cast<void>(value_of(col, x));
+      return is;
     });
   }
   template <class T, int N>

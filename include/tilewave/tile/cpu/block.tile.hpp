@@ -636,14 +636,17 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     ++histogram.counts[counter];
   }
   template <int N>
-  Located locate(const Histogram<N>& histogram, int n) const {
+  Located locate(Histogram<N>& histogram, int n) const {
+    Located found{-1, 0, 0};
     int above = 0;
-    for (int i = N - 1; i >= 0; --i) {
+    for (int i = N - 1; i >= 0 && found.counter < 0; --i) {
       const int count = static_cast<int>(histogram.counts[i]);
-      if (above + count >= n) return {i, above, count};
+      if (above + count >= n) found = {i, above, count};
       above += count;
     }
-    schedule_error("a histogram is asked for more than was counted: on a GPU the answer would be undefined");
+    if (found.counter < 0) schedule_error("a histogram is asked for more than was counted: on a GPU the answer would be undefined");
+    clear(histogram);
+    return found;
   }
   template <class T, int N>
   void clear(List<T, N>& list) const {
@@ -654,11 +657,17 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     if (list.size == N) schedule_error("a list is full: on a GPU the value would be lost");
     list.values[list.size++] = value;
   }
-  template <class T, int N, class F, class Chosen, class ValueOf>
-  TW_INLINE void append_in_order(List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
+  template <class T, int N, class F, class Chosen>
+  TW_INLINE void append_in_order(List<T, N>& list, const F& row, Chosen chosen) const {
     static_assert(F::rows == 1, "a row's columns are appended in order");
     for (int col = 0; col < F::cols; ++col)
-      if (chosen(col, row.x[col])) append(list, static_cast<T>(value_of(col)));
+      if (chosen(col, row.x[col])) append(list, row.x[col]);
+  }
+  template <class T, int N, class F, class Chosen, class ValueOf>
+  TW_INLINE void append_few(List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
+    static_assert(F::rows == 1, "a row's columns are appended in order");
+    for (int col = 0; col < F::cols && list.size < N; ++col)
+      if (chosen(col, row.x[col])) append(list, static_cast<T>(value_of(col, row.x[col])));
   }
   template <class T, int N>
   int size(const List<T, N>& list) const {

@@ -320,10 +320,16 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     const int i = static_cast<int>(ptx::fetch_add_shared(list.size(), 1));
     if (i < N) list[i] = value;
   }
-  /// Appends value_of(column) for the elements x of a row for which chosen(column, x) holds, in the order of their columns.
+  /// Appends the elements x of a row for which chosen(column, x) holds, in the order of their columns.
+  template <class T, int N, class F, class Chosen>
+  TW_INLINE void append_in_order(const List<T, N>& list, const F& row, Chosen chosen) const {
+    cuda::append_in_order(*this, list, row, chosen);
+  }
+  /// The same, faster where few are chosen, for value_of(column, x) instead of x. What no longer fits is left out: a list that is full has
+  /// perhaps not all of them.
   template <class T, int N, class F, class Chosen, class ValueOf>
-  TW_INLINE void append_in_order(const List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
-    cuda::append_in_order(*this, list, row, chosen, value_of);
+  TW_INLINE void append_few(const List<T, N>& list, const F& row, Chosen chosen, ValueOf value_of) const {
+    cuda::append_few(*this, list, row, chosen, value_of);
   }
   /// Waits until all threads have appended, and returns the number of values. They may be read afterwards.
   template <class T, int N>

@@ -206,13 +206,13 @@ struct Histogram {
   TW_INLINE Located* located() const { return reinterpret_cast<Located*>(warp_sums() + most_warps); }
 };
 
-/// Space for N values, followed by their number and by what append_in_order() needs: a sum for each warp.
+/// Space for N values, followed by their number and by what append_in_order() needs: sums for each warp.
 template <class T, int N>
 struct List {
-  static constexpr int capacity = N, most_warps = 32;
+  static constexpr int capacity = N, most_sums = 32;
   int offset;
   constexpr explicit List(auto& allocator)
-      : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + (1 + most_warps) * static_cast<int>(sizeof(u32)))) {}
+      : offset(allocator.tiles(N * static_cast<int>(sizeof(T)) + (1 + most_sums) * static_cast<int>(sizeof(u32)))) {}
   TW_INLINE T& operator[](int i) const { return reinterpret_cast<T*>(shared_memory() + offset)[i]; }
   TW_INLINE u32* size() const { return reinterpret_cast<u32*>(shared_memory() + offset + N * sizeof(T)); }
   TW_INLINE int* warp_sums() const { return reinterpret_cast<int*>(size() + 1); }

@@ -120,6 +120,14 @@ TW_INLINE T shuffle(T value, [[maybe_unused]] int lane) {
   return value;
 #endif
 }
+/// The sum of the lanes' values.
+TW_INLINE int sum_of_lanes(int value) {
+#if TW_ON_GPU
+  return __reduce_add_sync(0xffffffffu, value);
+#else
+  return value;
+#endif
+}
 /// Tells the compiler that `value` is the same in all lanes, so that it keeps what follows from it in uniform registers. Costs nothing
 /// where the result is not used.
 TW_INLINE int uniform(int value) {
