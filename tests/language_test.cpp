@@ -596,7 +596,6 @@ TEST_P(Language, ListsInTheOrderOfColumns) {
     expect_parted_rows<8, 6144, 8192>(device, random, 8000, share);    // three
   }
   expect_parted_rows<8, 8192, 512>(device, random, 20000, 0.99);  // more than fit
-  expect_parted_rows<1, 128, 256>(device, random, 300, 0.5);
 }
 
 TEST_P(Language, PrintShowsTheTile) {

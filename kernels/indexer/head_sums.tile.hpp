@@ -23,8 +23,9 @@ struct HeadSums {
   TW_INLINE static int row(const auto& block) { return Acc::row(block.at, Acc::in_row(0, 0)) + block.at.lane % 2 * 8; }
   TW_INLINE static void read(auto& block, Scales& scales, auto scale_of) { scales = scale_of(row(block)); }
 
-  /// The sums of weight * max(0, x).
-  TW_INLINE void sum(auto& block, const Acc& acc, const auto& weights) {
+  /// The sums of weight * max(0, x), from halves of the weights. x + |x| is exact and twice the maximum; it takes half of a maximum's time,
+  /// because a GPU has twice as many lanes for additions.
+  TW_INLINE void sum(auto& block, const Acc& acc, const auto& half_weights) {
     constexpr int share = Heads / 4;  // columns of a query in a lane
     float sums[queries][2];
     TW_UNROLL
@@ -35,7 +36,7 @@ struct HeadSums {
         TW_UNROLL
         for (int j = n * share; j < (n + 1) * share; ++j) {
           const int e = Acc::in_row(i, j);
-          sum = fma(max(acc.x[e], 0.0f), weights.x[Acc::column_index(e)], sum);
+          sum = fma(acc.x[e] + abs(acc.x[e]), half_weights.x[Acc::column_index(e)], sum);
         }
         sums[n][i] = sum;
       }
@@ -81,8 +82,8 @@ struct HeadSums {
   TW_INLINE static void read(auto& block, Scales& scales, auto scale_of) {
     block.for_rows(scales, [&](int row, int, auto& scale) { scale = scale_of(row); });
   }
-  TW_INLINE void sum(auto& block, Acc& acc, const auto& weights) {
-    block.map(acc, weights, [](auto element, auto weight) { return max(element, 0.0f) * weight; });
+  TW_INLINE void sum(auto& block, Acc& acc, const auto& half_weights) {
+    block.map(acc, half_weights, [](auto element, auto half_weight) { return (element + abs(element)) * half_weight; });
     sum_from<0>(block, acc);
   }
   TW_INLINE void multiply(auto& block, const Scales& scales) {

@@ -40,7 +40,7 @@ struct IndexerWork {
 };
 
 /// scores[q, k] = k_scale[k] * sum over heads h of weights[q, h] * max(0, q[q, h, :] . k[k, :]), and -infinity for keys that a query does
-/// not see.
+/// not see. A product that is NaN makes a score NaN.
 ///
 /// Keys are the rows of a product and heads of queries its columns, so that a thread sums over heads in its own registers. A tile has
 /// `Queries` queries, whose heads stay in shared memory; keys stream through a ring. With more than 128 columns there are two products in
@@ -66,7 +66,7 @@ struct Indexer {
     static constexpr int together = paged ? kPage : kKeys;  ///< keys whose scales are side by side
     using Scales = SharedVector<Target, float, together>;
     using Acc = Fragment<Target, float, kKeys, columns>;
-    using Weights = ColumnVector<Target, float, Acc>;
+    using HalfWeights = ColumnVector<Target, float, Acc>;
     using Sums = HeadSums<Target, Acc, Heads>;
     using KeyScales = typename Sums::Scales;
     using Work = IndexerWork;
@@ -122,7 +122,7 @@ struct Indexer {
     struct Memory {
       Ring<Target, Queried, query_stages> q;
       Ring<Target, conditional<scaled, Slot, Unscaled>, Stages> keys;
-      VectorBuffer<Target, float, columns> first, second;  ///< weights of each product's queries
+      VectorBuffer<Target, float, columns> first, second;  ///< halves of the weights of each product's queries
       explicit constexpr Memory(auto& block) : q(block), keys(block), first(block), second(block) {}
     };
 
@@ -187,7 +187,7 @@ struct Indexer {
         clear(block, p, w, max(w.keys_end(), w.column), w.column_end);
       }
       if (w.steps == 0) return;
-      Weights first, second;
+      HalfWeights first, second;
       block.sync();  // the last tile's weights have been read
       read_weights(block, p, w, 0, memory.first);
       if constexpr (groups == 2) read_weights(block, p, w, group, memory.second);
@@ -267,13 +267,13 @@ struct Indexer {
         block.parallel(end - begin, [&](int i) { to[i] = -kInfinity; });
       }
     }
-    /// The weights of a product's columns. Heads and queries that do not exist have 0.
+    /// Halves of the weights of a product's columns, as HeadSums takes them. Heads and queries that do not exist have 0.
     TW_INLINE static void read_weights(auto& block, const Params& p, const Work& w, int n0, auto& to) {
       block.parallel(columns, [&](int i) {
         const int n = n0 + i / Heads, head = i % Heads;
         to[i] = 0.0f;
         if (n < w.queries && head < p.heads)
-          to[i] = p.weights[(static_cast<i64>(w.batch) * p.queries + w.query + n) * p.weights_stride + head * p.weights_step];
+          to[i] = 0.5f * p.weights[(static_cast<i64>(w.batch) * p.queries + w.query + n) * p.weights_stride + head * p.weights_step];
       });
     }
     TW_INLINE static void multiply(auto& block, Acc& acc, const auto& k, const Q& q) {
@@ -294,10 +294,10 @@ struct Indexer {
       }
     }
     /// Sums over heads and writes a step's scores of the queries from n0 on.
-    TW_INLINE static void store(auto& block, const Params& p, const Work& w, int step, int n0, Acc& acc, const Weights& weights,
+    TW_INLINE static void store(auto& block, const Params& p, const Work& w, int step, int n0, Acc& acc, const HalfWeights& half_weights,
                                 const KeyScales& scale) {
       Sums sums;
-      sums.sum(block, acc, weights);
+      sums.sum(block, acc, half_weights);
       if constexpr (scaled) sums.multiply(block, scale);
       const int key0 = w.key + step * kKeys;
       const bool whole =
