@@ -182,10 +182,10 @@ const Bytes kBytes[] = {
     {"cast_fp8", "cast_fp8_row_maxima_bf16", "rows=130,cols=200", 52000, 1040, 52000},
     // In each of two groups four tiles with 128 maxima and one with two, each for four warps; a scale for each of four blocks.
     {"cast_fp8", "cast_fp8_blocks_bf16", "rows=130,cols=200", 52000 + 2 * (4 * 2048 + 32), 26000 + 16, 52000 + 1040},
-    // A row is read for its histogram and to take what is beyond it; k values are read once more.
     {"dequant_gemm", "dequantize_int8_bf16", "N=10,K=640", 6400 + 3 * 40, 12800, 6400 + 40},
     {"dequant_gemm", "dequantize_int4_32_bf16", "N=10,K=640", 3200 + 400, 12800, 3200 + 400},
-    {"topk", "topk_bf16", "rows=4,cols=20000", 2 * 160000 + 512, 4 * 64 * 6, 160000},
+    // A sample of 2048 elements is read, then the row; k values once more, because the analysis has zeros.
+    {"topk", "topk_bf16", "rows=4,cols=20000", 4 * 4096 + 160000 + 512, 4 * 64 * 6, 160000},
     // Two tiles of 64 heads, each with its queries and all keys; o and lse.
     {"mla", "mla_decode_bf16_contiguous", "batch=1,heads=128,keys=100", 2 * (64 + 100) * 1152, 128 * (1024 + 4), (128 + 100) * 1152},
     // Four tiles, each with its queries, 100 keys, and the list of these, which is the same for both tokens, for a block of 128 keys and
@@ -198,7 +198,8 @@ const Bytes kBytes[] = {
     {"nsa", "nsa_selected_bf16_128_16_8", "tokens=64,keys=128,kv_heads=1", 262144 + 8 * 65536 + 8 * (4 + 2 * 8), 262144 + 4096,
      262144 + 65536 + 8 * (4 + 2 * 8)},
     {"indexer", "indexer_fp8_e4m3_64", "queries=8,keys=256", 2 * (32768 + 1024 + 32768 + 1024), 8 * 1024, 65536 + 2048 + 32768 + 1024},
-    {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 2 * 1600 + 48, 4 * 3 * 8, 1600},  // all are listed
+    {"topk", "topk_short_f32", "rows=4,cols=100,k=3", 1600 + 48, 4 * 3 * 8, 1600},  // all are listed
+    // A row is read for its histogram and to take what is beyond it.
     {"topk", "topk_part_f32", "rows=1,cols=100000", 2 * 400000, 25 * 256 * 8, 400000},
     {"topk", "argmax_part_f32", "rows=1,cols=100000", 400000, 25 * 8, 400000},
     {"bitnet", "quantize_activations_bf16", "M=5,N=1,K=2560", 25600, 12800 + 20, 25600},
@@ -302,11 +303,13 @@ TEST(RegisteredKernels, SharedMemoryOfTopk) {
   const std::vector<RegisteredKernel> all = registered_kernels();
   const RegisteredKernel& kernel = find_registered(all, "topk_bf16");
   const auto traffic = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)).shared_traffic; };
-  // 2048 counters are cleared and searched, one is read and written for every element; the list's size is cleared and read; 64 keys are
-  // sorted in 21 steps, each of which reads and writes all, and read.
-  EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (2 * 8192 + 20000 * 8 + 4 + 4 + 21 * 64 * 16 + 64 * 8));
-  // Few enough to be sorted: each column is listed, and read and replaced by its key.
-  EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (4 + 4 + 100 * 24 + 21 * 64 * 16 + 64 * 8));
+  // 2048 counters are cleared; they are searched and cleared again for the sample and for the list. In each of 512 groups one of them is
+  // read and written. 2048 elements are listed, read and replaced by their keys; these are read for the counters, which are read and
+  // written for each, and once more to be listed again. The list's size is cleared twice and read three times; 64 keys are sorted in 21
+  // steps, each of which reads and writes all, and read.
+  EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (8192 + 2 * 2 * 8192 + 512 * 8 + 2048 * (8 + 16 + 16 + 16) + 5 * 4 + 21 * 64 * 16 + 64 * 8));
+  // Few enough to be sorted: each is listed, and read and replaced by its key.
+  EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (8192 + 4 + 4 + 100 * 24 + 21 * 64 * 16 + 64 * 8));
 }
 
 TEST(RegisteredKernels, ShapesThatAKernelIsNotForAreErrors) {

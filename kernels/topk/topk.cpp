@@ -314,7 +314,6 @@ std::vector<KernelVariant> registered() {
     add.template operator()<ArgmaxKernels, Stage::merge, kNarrowArgmax>("argmax_merge");
     add.template operator()<TopkKernels, Stage::whole, kNarrowTopk>("topk_short");
     add.template operator()<TopkKernels, Stage::whole, kMiddleTopk>("topk");
-    add.template operator()<TopkKernels, Stage::whole, kWideTopk>("topk_few_rows");
     add.template operator()<TopkKernels, Stage::part, kWideTopk>("topk_part");
     add.template operator()<TopkKernels, Stage::merge, kWideTopk>("topk_merge");
   };

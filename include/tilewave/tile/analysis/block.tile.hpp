@@ -570,7 +570,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   template <int N>
   Located locate(const Histogram<N>&, int n) const {
     cost.shared += 2 * N * sizeof(u32);
-    return {N - 1, 0, n};
+    return {0, 0, n};
   }
   template <class T, int N>
   void clear(List<T, N>& list) const {
@@ -594,13 +594,18 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
       for (int col = 0; col < F::cols; ++col) list.size += chosen(col, row.x) ? 1 : 0;
     });
   }
+  /// Appends until the list is half full.
   template <class T, int N, class F, class Chosen, class ValueOf>
   void append_few(List<T, N>& list, F& row, Chosen chosen, ValueOf value_of) const {
-    append_in_order(list, row, [&](int col, auto x) {
-      const bool is = chosen(col, x);
-      if (is) static_cast<void>(value_of(col, x));
-      return is;
+    auto ask = [&](int, int col, auto& x) {
+      if (chosen(col, x)) static_cast<void>(value_of(col, x));
+    };
+    visit(1, F::cols, ask, row.x);
+    const int before = list.size;
+    cost_of([&] {
+      for (int col = 0; col < F::cols && list.size < N / 2; ++col) list.size += chosen(col, row.x) ? 1 : 0;
     });
+    cost.shared += static_cast<u64>(list.size - before) * sizeof(T);
   }
   template <class T, int N>
   int size(const List<T, N>& list) const {
