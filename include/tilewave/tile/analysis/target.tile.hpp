@@ -404,7 +404,7 @@ struct RowExchange {
 
 // What a kernel counts in a histogram or appends to a list depends on values, and there are none. So a histogram always answers that its
 // first counter holds exactly the number asked for: a radix select needs one of them. An element function appends or not as for an element
-// of 1, but append_few() until the list is half full. A list that is asked for its size is full otherwise, and its value n is n + 1.
+// of 1, and append_few() until the list is half full. A list's value n is n + 1.
 
 /// The size is that on sm_90a: the counters, a sum for each of up to 32 warps, and the result of locate().
 template <int N>
