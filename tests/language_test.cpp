@@ -551,7 +551,8 @@ TEST_P(Language, HistogramsLocateAndListsSort) {
   expect_largest_numbers<32, 2048, 4096>(device, random, 10007, 2048, 4000);
 }
 
-/// Rows of `cols` elements, of which at most Capacity are not below 0; those below 0 may be more.
+/// Lists the elements of rows apart. Each row has `cols` elements, and a `share` of them is negative. Of the others there must be no more
+/// than Capacity; of the negative ones there may be.
 template <int Warps, int Columns, int Capacity>
 void expect_parted_rows(Device device, std::mt19937_64& random, int cols, double share) {
   SCOPED_TRACE(tw::format("{} warps, {} at a time, {} columns, {} of them below 0", Warps, Columns, cols, share));

@@ -303,10 +303,10 @@ TEST(RegisteredKernels, SharedMemoryOfTopk) {
   const std::vector<RegisteredKernel> all = registered_kernels();
   const RegisteredKernel& kernel = find_registered(all, "topk_bf16");
   const auto traffic = [&](const char* text) { return kernel.analyze(ShapeValues(text, kernel.shape)).shared_traffic; };
-  // 2048 counters are cleared; they are searched and cleared again for the sample and for the list. In each of 512 groups one of them is
-  // read and written. 2048 elements are listed, read and replaced by their keys; these are read for the counters, which are read and
-  // written for each, and once more to be listed again. The list's size is cleared twice and read three times; 64 keys are sorted in 21
-  // steps, each of which reads and writes all, and read.
+  // 2048 counters are cleared at the beginning. For the sample and for the list they are searched and cleared again. Each of the sample's
+  // 512 groups reads and writes one of them. 2048 elements are listed, then read and replaced by their keys. A key is read and counted,
+  // which reads and writes a counter; then it is read and listed again. The list's size is cleared twice and read three times. Sorting 64
+  // keys takes 21 steps; each step reads and writes all keys. At the end the keys are read once more.
   EXPECT_EQ(traffic("rows=4,cols=20000"), 4u * (8192 + 2 * 2 * 8192 + 512 * 8 + 2048 * (8 + 16 + 16 + 16) + 5 * 4 + 21 * 64 * 16 + 64 * 8));
   // Few enough to be sorted: each is listed, and read and replaced by its key.
   EXPECT_EQ(traffic("rows=4,cols=100"), 4u * (8192 + 4 + 4 + 100 * 24 + 21 * 64 * 16 + 64 * 8));

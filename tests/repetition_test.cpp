@@ -1196,8 +1196,12 @@ Case topk_case(std::int64_t rows, std::int64_t columns, bool sorted) {
 
 TEST(Repetition, cuda_Topk) {
   skip_without_cuda();
-  expect_all_repeatable({topk_case(600, 20000, false), topk_case(600, 20000, true), topk_case(150, 20000, false),
-                         topk_case(2, 100000, false), topk_case(600, 3000, true)});
+  std::vector<Case> cases;
+  for (const bool sorted : {false, true}) cases.push_back(topk_case(600, 20000, sorted));
+  cases.push_back(topk_case(150, 20000, false));
+  cases.push_back(topk_case(2, 100000, false));  // in parts
+  cases.push_back(topk_case(600, 3000, true));
+  expect_all_repeatable(cases);
 }
 
 /// Blocks that tokens select at random, with entries that name none.

@@ -28,7 +28,7 @@ constexpr std::int64_t kLargest = std::int64_t{1} << 30;
 
 /// Blocks on the GPU: 4 warps suffice for many rows of a few thousand columns. Threads have 8 columns at a time, so a wide block has 4096.
 constexpr int kNarrowWarps = 4, kMiddleWarps = 8, kWideWarps = 16;
-/// Rows for each SM from which on middle blocks, of which an SM has four, are faster than wide ones.
+/// An SM has room for four blocks of middle width. With at least as many rows for each SM, they are faster than wide ones.
 constexpr int kManyRows = 4;
 constexpr int kNarrowColumns = 4096;
 /// On the CPU tiles of 256 columns, for short rows.

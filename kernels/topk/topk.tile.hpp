@@ -21,7 +21,7 @@ struct Topk {
     /// Columns from which elements are listed at once: as many as registers suffice for.
     static constexpr int at_once = Warps >= 8 && stage != Stage::merge && sizeof(T) == 4 ? 4 * C : C;
     static constexpr int digit_bits = 11;
-    static constexpr int long_row = 16384;  ///< of so many columns a sample is worth its time
+    static constexpr int long_row = 16384;  ///< from so many columns on, taking a sample is worth its time
     static constexpr int few_keys = 512;    ///< sorting these takes less time than to find out which are needed
     using ThisRow = Row<Target, T, Index, stage>;
     using In = typename ThisRow::In;
@@ -157,6 +157,7 @@ struct Topk {
         const float limit = p.order.limit(static_cast<u32>(low >> p.order.column_bits));
         by_number = p.order.column_part(low) == 0 && limit == limit;
         if (by_number) {
+          // Only pieces at the row's ends have columns to leave out. What `smallest` decides is decided outside of the loop over elements.
           for_pieces<at_once>(block, row, [&](auto& x, int first, bool whole) {
             if (!whole)
               append(x, first, [&](int col, auto value) { return columns.have(col) && p.order.reaches(limit, value); });
