@@ -103,12 +103,13 @@ struct MlaSparseBackwardOptions {
 ///
 /// `q`, `kv` [kv_tokens, 576], `indices`, options: those of the forward call. `o`, `lse`: its results. `d_o`: the gradient of o, of its
 /// shape. `dq`: output, of q's shape and dtype; `dkv`: output, of kv's shape, contiguous, in f32 or of kv's dtype. The last dimension of
-/// all is contiguous; on a GPU 16-byte aligned rows are fast. Scores are computed again from q, kv and lse. Weights, the gradients of
-/// scores and what is added to a row of dkv are rounded to q's dtype, sums are in f32. Rows of kv that no list names have a gradient of 0,
-/// as have queries that see no key.
+/// all is contiguous; on a GPU 16-byte aligned rows are fast. Scores are computed again from q, kv and lse. Weights and the gradients of
+/// scores are rounded to q's dtype, sums are in f32. Rows of kv that no list names have a gradient of 0, as have queries that see no key.
 ///
-/// Takes memory of 128 MB, or of one token's list if that is more, and of dkv in f32. Enqueues and returns (on the CPU: done when it
-/// returns). The last bits of dkv vary from run to run unless options.deterministic. Throws as mla_sparse().
+/// On Hopper GPUs one kernel computes all. With options.deterministic, on other GPUs and on the CPU what is added to a row of dkv is
+/// rounded to q's dtype first, and takes memory of 512 MB, or of one token's list if that is more. Both take memory of dkv in f32 where dkv
+/// is not. Enqueues and returns (on the CPU: done when it returns). The last bits of dkv vary from run to run unless options.deterministic.
+/// Throws as mla_sparse().
 void mla_sparse_backward(const Tensor& q, const Tensor& kv, const Tensor& indices, const Tensor& o, const Tensor& lse, const Tensor& d_o,
                          const Tensor& dq, const Tensor& dkv, const MlaSparseBackwardOptions& options = {});
 

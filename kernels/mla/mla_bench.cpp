@@ -130,7 +130,8 @@ const SparseCase kSparseGpuCases[] = {{"sparse-prefill-q4096-h128-top2048-of-819
                                       {"sparse-decode-b128-h128-top2048-fp8", 128, 1, 128, 2048, 8192, true},
                                       {"sparse-decode-b2-h128-top2048", 2, 1, 128, 2048, 32768}};
 /// Gradients, of 5 products.
-const SparseCase kBackwardGpuCases[] = {{"sparse-backward-q4096-h128-top2048-of-8192", 1, 4096, 128, 2048, 8192}};
+const SparseCase kBackwardGpuCases[] = {{"sparse-backward-q4096-h64-top2048-of-8192", 1, 4096, 64, 2048, 8192},
+                                        {"sparse-backward-q4096-h128-top2048-of-8192", 1, 4096, 128, 2048, 8192}};
 const SparseCase kBackwardCpuCases[] = {{"sparse-backward-b4-h16-top256", 4, 1, 16, 256, 1024}};
 const SparseCase kSparseCpuCases[] = {{"sparse-decode-b4-h16-top256", 4, 1, 16, 256, 1024}};
 

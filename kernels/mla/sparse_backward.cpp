@@ -1,8 +1,12 @@
+#include "kernels/mla/sparse_backward.hpp"
+
 #include <algorithm>
 
 #include "kernels/attention/delta.tile.hpp"
 #include "kernels/check.hpp"
+#include "kernels/generic_tiles.hpp"
 #include "kernels/mla/call.hpp"
+#include "kernels/mla/listed_gradients.tile.hpp"
 #include "kernels/mla/sparse_gradients.tile.hpp"
 #include "kernels/rows.hpp"
 #include "kernels/workspace.hpp"
@@ -18,7 +22,8 @@
 //
 //   dP = dO V^T    dS = scale P (dP - rowsum(dO o))    dq = dS K    dkv = [dS; P]^T [q; dO]
 //
-// where dO has columns of 0 beyond 512 in the last product. K, P, dS and the rows of dkv are in memory, for some tokens at a time.
+// where dO has columns of 0 beyond 512 in the last product. In parts, K, P, dS and the rows of dkv are in memory, for some tokens at a
+// time.
 
 namespace tw {
 
@@ -28,8 +33,8 @@ namespace {
 
 constexpr const char* kOp = "mla_sparse_backward";
 
-/// Memory of the tokens that are worked on at a time. They must fill a GPU, and launches cost time.
-constexpr std::int64_t kMostBytes = std::int64_t{128} << 20;
+/// Memory of the tokens that are worked on at a time. They must fill a GPU several times over, and launches cost time.
+constexpr std::int64_t kMostBytes = std::int64_t{512} << 20;
 
 struct GradientCall {
   Tensor q, kv, indices, o, lse, d_o, dq;
@@ -52,23 +57,24 @@ struct Parts {
   Tensor rows;     ///< [tokens, entries, 576]: what is added to rows of kv
 };
 
+void fill_rows(auto& rows, const GradientCall& c, int first) {
+  rows.indices = c.indices.data<std::int32_t>();
+  rows.stride = c.indices.stride(0);
+  rows.lengths = c.lengths;
+  rows.topk = c.topk(), rows.kv_tokens = static_cast<int>(c.kv.shape(0));
+  rows.first = first;
+}
+
 template <class T>
 void run_tokens(const GradientCall& c, int first, const Tensor& lse_log2, const Tensor& delta, const Parts& parts) {
   const int tokens = static_cast<int>(parts.keys.shape(0)), entries = static_cast<int>(parts.keys.shape(1)), heads = c.heads();
   const auto of_tokens = [&](const Tensor& t) { return t.slice(0, first, first + tokens); };
   const Tensor q = of_tokens(c.q), d_o = of_tokens(c.d_o);
-  const auto fill_rows = [&](auto& rows) {
-    rows.indices = c.indices.data<std::int32_t>();
-    rows.stride = c.indices.stride(0);
-    rows.lengths = c.lengths;
-    rows.topk = c.topk(), rows.kv_tokens = static_cast<int>(c.kv.shape(0));
-    rows.first = first;
-  };
   const auto tiles = [](int count, int size) { return (count + size - 1) / size; };
   launch<CopyListed<T>>(c.stream, {.m = tiles(entries, CopyListed<T>::R), .batch = tokens}, [&](auto& bind, auto& p) {
     bind(p.in, c.kv);
     bind(p.out, parts.keys);
-    fill_rows(p.rows);
+    fill_rows(p.rows, c, first);
   });
   launch<StackRows<T>>(c.stream, {.m = tiles(heads, StackRows<T>::R), .batch = tokens}, [&](auto& bind, auto& p) {
     bind(p.q, q);
@@ -105,13 +111,30 @@ void run_tokens(const GradientCall& c, int first, const Tensor& lse_log2, const 
   launch<Add>(c.stream, {.m = tiles(kMlaKeyDim, Add::kCols), .n = tiles(tokens * entries, count)}, [&](auto& bind, auto& p) {
     bind(p.in, parts.rows);
     bind(p.out, c.sum);
-    fill_rows(p.rows);
+    fill_rows(p.rows, c, first);
     p.tokens = tokens, p.entries = entries, p.count = count;
   });
 }
 
+/// All gradients by one kernel, whose additions to dkv come in any order.
 template <class T>
-void run_as(const GradientCall& c) {
+void run_together(const GradientCall& c, const Tensor& lse_log2, const Tensor& delta) {
+  using Kernel = ListedGradients<T, 64>;
+  launch<Kernel>(c.stream, {.m = (c.heads() + kRows - 1) / kRows, .batch = c.tokens()}, [&](auto& bind, auto& p) {
+    bind(p.q, c.q);
+    bind(p.d_o, c.d_o);
+    bind(p.kv, c.kv);
+    bind(p.dq, c.dq);
+    bind(p.dkv, c.sum);
+    fill_rows(p.listed, c, 0);
+    p.lse_log2 = lse_log2.data<float>(), p.delta = delta.data<float>();
+    p.heads = c.heads();
+    p.scale = c.scale, p.scale_log2 = c.scale * kLog2E;
+  });
+}
+
+template <class T>
+void run_as(GradientForm form, const GradientCall& c) {
   const std::int64_t heads = c.heads(), entries = (c.topk() + 15) / 16 * 16;  // also rows of 32 bytes, which TMA loads
   const Tensor lse_log2 = workspace({c.tokens(), heads}, DType::f32, c.stream),
                delta = workspace({c.tokens(), heads}, DType::f32, c.stream);
@@ -130,6 +153,7 @@ void run_as(const GradientCall& c) {
     p.heads = c.tokens(), p.queries = p.padded = static_cast<int>(heads);
     p.packed = {};
   });
+  if (form == GradientForm::together) return run_together<T>(c, lse_log2, delta);
   const std::int64_t of_token = 2 * (2 * entries * kMlaKeyDim + 2 * heads * kMlaKeyDim + 2 * heads * entries);
   const std::int64_t together = std::clamp<std::int64_t>(kMostBytes / of_token, 1, c.tokens());
   const auto memory = [&](std::int64_t rows, std::int64_t columns) { return workspace({together, rows, columns}, dtype_of<T>, c.stream); };
@@ -142,6 +166,20 @@ void run_as(const GradientCall& c) {
 }
 
 }  // namespace
+
+GradientForm gradient_form(const Stream& stream, bool deterministic) {
+  const bool together = !deterministic && stream.device().is_cuda() && generic_shared_bytes(stream) == 0;
+  return together ? GradientForm::together : GradientForm::in_parts;
+}
+
+void run_sparse_backward(GradientForm form, const Tensor& q, const Tensor& kv, const Tensor& indices, const Tensor& o, const Tensor& lse,
+                         const Tensor& d_o, const Tensor& dq, const Tensor& dkv, const MlaSparseBackwardOptions& options) {
+  const std::int32_t* const lengths = options.topk_length ? options.topk_length->data<std::int32_t>() : nullptr;
+  const Stream stream = options.stream.value_or(Stream::standard(q.device()));
+  const float scale = check_scale(kOp, options.scale);
+  const GradientCall call{q, kv, indices, o, lse, d_o, dq, dkv, lengths, scale, options.deterministic, stream};
+  q.dtype() == DType::f16 ? run_as<f16>(form, call) : run_as<bf16>(form, call);
+}
 
 }  // namespace kernels::mla
 
@@ -178,14 +216,12 @@ void mla_sparse_backward(const Tensor& q, const Tensor& kv, const Tensor& indice
   check_operand(kOp, "lse", lse, DType::f32, device);
   require(lse.shape() == Shape{tokens, heads} && lse.is_contiguous(), "{}: lse is {}; it must be f32[{}, {}], contiguous", kOp, lse, tokens,
           heads);
-  const std::int32_t* lengths = nullptr;
   if (const Tensor* const given = options.topk_length) {
     check_operand(kOp, "topk_length", *given, DType::i32, device);
     require(given->shape() == Shape{tokens} && given->is_contiguous(), "{}: topk_length is {}; it must be i32[{}], contiguous", kOp, *given,
             tokens);
-    lengths = given->data<std::int32_t>();
   }
-  const float scale = check_scale(kOp, options.scale);
+  check_scale(kOp, options.scale);
   const Stream stream = checked_stream(kOp, options.stream, device);
   check_output(kOp, "dq", dq);
   for (const NamedTensor& output : {NamedTensor{"dq", &dq}, NamedTensor{"dkv", &dkv}}) {
@@ -200,8 +236,7 @@ void mla_sparse_backward(const Tensor& q, const Tensor& kv, const Tensor& indice
     // An empty product: 0.
     if (dq.numel() > 0) gemm(d_o.slice(2, 0, 0), kv.slice(0, 0, 0), dq, {.stream = stream});
   } else if (q.numel() > 0) {
-    const GradientCall call{q, kv, indices, o, lse, d_o, dq, sum, lengths, scale, options.deterministic, stream};
-    dtype == DType::f16 ? run_as<f16>(call) : run_as<bf16>(call);
+    run_sparse_backward(gradient_form(stream, options.deterministic), q, kv, indices, o, lse, d_o, dq, sum, options);
   }
   if (dkv.dtype() != DType::f32 && dkv.numel() > 0) cast(sum, dkv, {.stream = stream});
 }

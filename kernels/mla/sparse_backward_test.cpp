@@ -1,4 +1,4 @@
-// mla_sparse_backward() against loops in double, on the CPU and, where there is one, on a GPU; and what it refuses.
+// mla_sparse_backward() against loops in double, in both of its forms, on the CPU and, where there is one, on a GPU; and what it refuses.
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,11 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/mla/sparse_gradients.tile.hpp"
+#include "kernels/mla/listed_gradients.tile.hpp"
+#include "kernels/mla/sparse_backward.hpp"
 #include "kernels/nsa/reference.hpp"
 #include "runtime/format.hpp"
+#include "runtime/stream.hpp"
 #include "tests/accuracy.hpp"
 #include "tests/bad_input.hpp"
 #include "tests/compiled_kernels.hpp"
@@ -38,24 +40,34 @@ struct Case {
   bool deterministic = false;
   float scale = 0;
   bool strided = false;  ///< tensors that are not aligned and have gaps
+  /// The form that the call does not choose, into dkv of f32. A GPU with the generic target's kernels has no other one.
+  bool other_form = false;
 
   std::string describe() const {
-    return tw::format("tokens {} heads {} topk {} of {} holes {} lengths {} f32 {} deterministic {} scale {} strided {}", tokens, heads,
-                      topk, kv_tokens, holes, lengths, f32, deterministic, scale, strided);
+    return tw::format("tokens {} heads {} topk {} of {} holes {} lengths {} f32 {} deterministic {} scale {} strided {} other form {}",
+                      tokens, heads, topk, kv_tokens, holes, lengths, f32, deterministic, scale, strided, other_form);
   }
 };
 
 class MlaSparseBackward : public testing::TestWithParam<std::tuple<Device, DType>> {
  protected:
   void SetUp() override { skip_unless_present(device); }
-  void check(const Case& c);
+  void check(Case c);
+  void check_form(const Case& c);
 
   const Device device = std::get<0>(GetParam());
   const DType dtype = std::get<1>(GetParam());
   std::mt19937_64 random = random_engine();
 };
 
-void MlaSparseBackward::check(const Case& c) {
+void MlaSparseBackward::check(Case c) {
+  check_form(c);
+  c.other_form = c.f32 = true;
+  const bool both = !device.is_cuda() || gradient_form(Stream::standard(device), false) == GradientForm::together;
+  if (both && !c.deterministic) check_form(c);
+}
+
+void MlaSparseBackward::check_form(const Case& c) {
   SCOPED_TRACE(c.describe());
   const auto pick = [&](std::int64_t below) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(below)); };
   const Placement gaps = c.strided ? Placement{.offset = 3, .gap = 5} : Placement{};
@@ -98,7 +110,11 @@ void MlaSparseBackward::check(const Case& c) {
   topk_length.fill(lengths);
   const Tensor* const given = c.lengths ? &topk_length.tensor() : nullptr;
   const auto backward = [&](const Tensor& to_q, const Tensor& to_kv) {
-    mla_sparse_backward(q, kv, lists, o, lse, d_o, to_q, to_kv, {.topk_length = given, .scale = c.scale, .deterministic = c.deterministic});
+    const MlaSparseBackwardOptions options{.topk_length = given, .scale = c.scale, .deterministic = c.deterministic};
+    if (!c.other_form) return mla_sparse_backward(q, kv, lists, o, lse, d_o, to_q, to_kv, options);
+    const bool together = gradient_form(Stream::standard(device), false) == GradientForm::together;
+    fill_bytes(to_kv.data(), static_cast<std::size_t>(to_kv.numel()) * sizeof(float), 0, Stream::standard(device));
+    run_sparse_backward(together ? GradientForm::in_parts : GradientForm::together, q, kv, lists, o, lse, d_o, to_q, to_kv, options);
   };
   const auto run = [&] {
     mla_sparse(q, kv, lists, o, {.topk_length = given, .scale = c.scale, .lse = &lse.tensor()});
@@ -227,7 +243,8 @@ TEST_P(MlaSparseBackwardBadInput, IsRefused) {
 
 TEST(MlaSparseBackwardKernels, CompileWithoutSpills) {
   skip_without_nvrtc();
-  std::vector<KernelInfo> kernels = {kernel_info<CopyListed<bf16>>, kernel_info<StackRows<bf16>>, kernel_info<AddListed<bf16>>};
+  std::vector<KernelInfo> kernels = {kernel_info<CopyListed<bf16>>, kernel_info<StackRows<bf16>>, kernel_info<AddListed<bf16>>,
+                                     kernel_info<ListedGradients<bf16, 64>>, kernel_info<ListedGradients<f16, 64>>};
   for (const KernelInfo& info : gemm_with_kernels<ListedWeights<bf16>, bf16>()) kernels.push_back(info);
   for (const KernelInfo& info : gemm_with_kernels<ListedScoreGradients<bf16>, bf16>()) kernels.push_back(info);
   std::vector<KernelSpec> specs;

@@ -50,6 +50,27 @@ TW_INLINE void transpose_quad(int lane, u32* w) {
   }
 }
 
+/// Puts together the pieces of two rows of f32 that a pair of quads stores, 32 columns of which each has as `x` elements of one row: lane l
+/// of a quad has 2 of every 8. Afterwards w[0] is a piece of the lower quad's row and w[1] one of the upper quad's, in both at column
+/// 16 * (quad's number in the pair) + 8 * (l % 2) + 4 * (l / 2): eight lanes have 128 neighbouring bytes.
+TW_INLINE void exchange_pieces(int lane, const u32 (&x)[8], u32 (&w)[2][4]) {
+  const bool odd = lane % 2 != 0, upper = lane / 4 % 2 != 0;
+  TW_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    TW_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      const u32 left = x[4 * half + n], right = x[4 * half + 2 + n], received = ptx::shuffle_xor(odd ? left : right, 1);
+      w[half][n] = odd ? received : left;
+      w[half][n + 2] = odd ? right : received;
+    }
+  }
+  TW_UNROLL
+  for (int n = 0; n < 4; ++n) {
+    const u32 received = ptx::shuffle_xor(upper ? w[0][n] : w[1][n], 4);
+    (upper ? w[0][n] : w[1][n]) = received;
+  }
+}
+
 /// Whether F is a Fragment and a warp holds a multiple of `columns` columns of it.
 template <class F>
 constexpr bool has_pieces(int columns) {
@@ -66,7 +87,31 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
   constexpr int piece = 16 / static_cast<int>(sizeof(T));
   static_assert(is_same<T, float> || is_same<T, bf16> || is_same<T, f16>, "tiles are scattered to f32, f16 and bf16 tensors");
   const auto inside = [&](int row) { return static_cast<u32>(row) < static_cast<u32>(to.rows); };
-  if constexpr (has_pieces<F>(2 * piece)) {
+  if constexpr (sizeof(T) == 4 && has_pieces<F>(32)) {
+    if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
+      // Atomic additions to whole lines of 128 bytes are 1.6 times as fast as to 32 bytes of each row.
+      const int upper = at.lane / 4 % 2, col = col0 + F::warp_col(at) + 16 * upper + at.lane % 2 * 8 + at.lane % 4 / 2 * 4;
+      TW_UNROLL
+      for (int r = 0; r < F::row_count; ++r) {
+        const int lower_row = F::row(at, F::in_row(r, 0)) - upper, row[2] = {row_of(lower_row), row_of(lower_row + 1)};
+        T* first[2];
+        TW_UNROLL
+        for (int n = 0; n < 2; ++n) first[n] = to.template piece_at<T>(inside(row[n]) ? row[n] : 0, col, i, j);
+        TW_UNROLL
+        for (int c = 0; c < F::warp_cols; c += 32) {
+          u32 x[8], w[2][4];
+          TW_UNROLL
+          for (int n = 0; n < 8; ++n) x[n] = bit_cast<u32>(tw::to<float>(from.x[F::in_row(r, c / 4 + n)]));
+          exchange_pieces(at.lane, x, w);
+          TW_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            if (to.inside(row[n], col + c)) How::template words<T, 4>(first[n] + c, w[n]);
+          }
+        }
+      }
+      return;
+    }
+  } else if constexpr (has_pieces<F>(2 * piece)) {
     if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
       // The lanes of a quad hold 2 of every 8 columns of rows r and r + 8. They exchange elements so that each lane stores 16 bytes of one
       // row: 4 of 8 columns of f32, 8 of 16 columns of 16-bit types.

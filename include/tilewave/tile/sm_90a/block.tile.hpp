@@ -429,14 +429,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);
   }
 
-  /// The address of the right operand's rows or columns that belong to this warpgroup's columns of the accumulators.
+  /// The address of the right operand's rows or columns that belong to this warpgroup's columns of the accumulators. It is computed where
+  /// it is used: those of all of a step's products would take the registers that the accumulators leave.
   template <class Acc, class B>
   TW_INLINE u32 own_columns(const B& b) const {
     const u32 first = ptx::address(b.bytes);
     if constexpr (Acc::column_warps == 1)
       return first;
     else
-      return first + static_cast<u32>(warpgroup / (Warpgroups / Acc::column_warps) * columns_offset<B, Acc::warp_cols>());
+      return ptx::opaque(first) + static_cast<u32>(columns_offset<B, Acc::warp_cols>(warpgroup / (Warpgroups / Acc::column_warps)));
   }
   template <class Acc, class A, class B>
   TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {
@@ -509,12 +510,19 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     }
     ptx::wgmma_commit();
   }
-  /// Bytes from the right operand's rows or columns that belong to `Count` columns of the accumulators to the next ones.
+  /// Bytes from the right operand's first row or column to the one that a warpgroup's part of the accumulators begins with, `Count` columns
+  /// for each warpgroup before it.
   template <class S, int Count>
-  static constexpr int columns_offset() {
-    static_assert(S::contract == Contract::columns || Count % S::panel_cols == 0,
-                  "warpgroups that share rows have whole panels of 64 columns of a right operand that contracts its rows");
-    return S::contract == Contract::columns ? Count * kPanelBytes : Count / S::panel_cols * S::panel_bytes;
+  static TW_INLINE int columns_offset(int warpgroups_before) {
+    const int columns = warpgroups_before * Count;
+    if constexpr (S::contract == Contract::columns) {
+      return columns * kPanelBytes;
+    } else {
+      // The swizzle exchanges pieces of 16 bytes of a panel's row by the address, so that part of a panel is read from where it begins.
+      static_assert(Count % S::panel_cols == 0 || S::panel_cols % Count == 0,
+                    "warpgroups that share rows have whole panels, or equal parts of one");
+      return columns / S::panel_cols * S::panel_bytes + columns % S::panel_cols * static_cast<int>(sizeof(typename S::Element));
+    }
   }
   /// Calls f(address, x) for every block of 16 rows and 16 columns of a Fragment. x points to the thread's 8 elements; `address` is the row
   /// of an 8 x 8 matrix in `tile` that this lane passes to stmatrix or ldmatrix. The order of the matrices is that of x: upper left, lower

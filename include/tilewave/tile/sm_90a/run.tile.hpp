@@ -13,7 +13,7 @@ namespace tw::sm_90a {
 /// redistribute that. A producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute on an SM, 32
 /// must do); one that copies by itself needs more.
 template <int Warpgroups, int Blocks, bool kOneLoads>
-inline constexpr int kProducerRegisters = kOneLoads ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 80 : 56);
+inline constexpr int kProducerRegisters = kOneLoads ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 72 : 56);
 template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int compute_registers() {
   constexpr int at_start = 65536 / (Blocks * (Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
