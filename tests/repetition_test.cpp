@@ -1108,6 +1108,31 @@ Case mla_sparse_case(std::int64_t tokens, int splits, bool fp8) {
           }};
 }
 
+/// Each row of the cache is on one list, so that the order of additions does not matter.
+Case mla_sparse_backward_case(std::int64_t tokens, std::int64_t topk) {
+  constexpr std::int64_t kHeads = 64;
+  const std::int64_t cached = tokens * topk;
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(cached));
+  std::iota(indices.begin(), indices.end(), 0);
+  std::shuffle(indices.begin(), indices.end(), random_engine());
+  const Tensor lists = Tensor::from(std::span<const std::int32_t>(indices), {tokens, topk});
+  const Shape of_q{tokens, kHeads, kMlaKeyDim}, of_o{tokens, kHeads, kMlaLatentDim}, of_kv{cached, kMlaKeyDim};
+  const Tensor q = Tensor::random(of_q, DType::bf16, seed()), kv = Tensor::random(of_kv, DType::bf16, seed() + 1),
+               d_o = Tensor::random(of_o, DType::bf16, seed() + 2), o = Tensor::zeros(of_o, DType::bf16),
+               lse = Tensor::zeros({tokens, kHeads}, DType::f32);
+  mla_sparse(q, kv, lists, o, {.lse = &lse});
+  const SharedInputs in = std::make_shared<Inputs>(std::vector{q, kv, lists, o, lse, d_o});
+  return {tw::format("mla: gradients of {} tokens with lists of {}", tokens, topk),
+          {tokens * kHeads + cached, kMlaKeyDim},
+          DType::bf16,
+          [=](const Tensor& out, const Stream& stream) {
+            const std::vector<Tensor>& t = in->on(stream.device());
+            const Tensor dq = out.slice(0, 0, tokens * kHeads).reshape(of_q), dkv = out.slice(0, tokens * kHeads, out.shape(0));
+            mla_sparse_backward(t[0], t[1], t[2], t[3], t[4], t[5], dq, dkv, {.stream = stream});
+          },
+          0.06f};
+}
+
 /// Weights of one sign: scores then are as large as what is added up, and their errors are relative to them.
 Tensor indexer_weights(Shape shape) {
   Tensor weights = Tensor::random(std::move(shape), DType::f32, seed() + 2);
@@ -1314,6 +1339,8 @@ TEST(Repetition, cuda_LatentAttention) {
     cases.push_back(mla_sparse_case(140, 1, fp8));
     cases.push_back(mla_sparse_case(20, 3, fp8));
   }
+  cases.push_back(mla_sparse_backward_case(300, 70));
+  cases.push_back(mla_sparse_backward_case(150, 200));
   expect_all_repeatable(cases);
 }
 

@@ -87,7 +87,7 @@ TW_INLINE void scatter_rows(const Position& at, const F& from, const G& to, RowO
   constexpr int piece = 16 / static_cast<int>(sizeof(T));
   static_assert(is_same<T, float> || is_same<T, bf16> || is_same<T, f16>, "tiles are scattered to f32, f16 and bf16 tensors");
   const auto inside = [&](int row) { return static_cast<u32>(row) < static_cast<u32>(to.rows); };
-  if constexpr (sizeof(T) == 4 && has_pieces<F>(32)) {
+  if constexpr (is_same<How, Add> && sizeof(T) == 4 && has_pieces<F>(32)) {
     if (to.template whole_pieces<T, piece>() && col0 % piece == 0) {
       // Atomic additions to whole lines of 128 bytes are 1.6 times as fast as to 32 bytes of each row.
       const int upper = at.lane / 4 % 2, col = col0 + F::warp_col(at) + 16 * upper + at.lane % 2 * 8 + at.lane % 4 / 2 * 4;

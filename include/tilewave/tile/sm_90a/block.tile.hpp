@@ -429,15 +429,17 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     this->sync_warpgroup(at);
   }
 
-  /// The address of the right operand's rows or columns that belong to this warpgroup's columns of the accumulators. It is computed where
-  /// it is used: those of all of a step's products would take the registers that the accumulators leave.
+  /// The address of the right operand's rows or columns that belong to this warpgroup's columns of the accumulators. Those of large
+  /// operands are computed where they are used: beside large accumulators, the addresses of all of a step's products would not fit the
+  /// registers.
   template <class Acc, class B>
   TW_INLINE u32 own_columns(const B& b) const {
     const u32 first = ptx::address(b.bytes);
     if constexpr (Acc::column_warps == 1)
       return first;
     else
-      return ptx::opaque(first) + static_cast<u32>(columns_offset<B, Acc::warp_cols>(warpgroup / (Warpgroups / Acc::column_warps)));
+      return (B::rows * B::cols > 64 * 64 ? ptx::opaque(first) : first) +
+             static_cast<u32>(columns_offset<B, Acc::warp_cols>(warpgroup / (Warpgroups / Acc::column_warps)));
   }
   template <class Acc, class A, class B>
   TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {

@@ -11,9 +11,12 @@ namespace tw::sm_90a {
 
 /// Registers per thread. `Blocks` share the 64K registers of an SM; a block starts with its share spread evenly, and setmaxnreg can only
 /// redistribute that. A producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute on an SM, 32
-/// must do); one that copies by itself needs more.
+/// must do); one that copies by itself needs more, and leaves as much as possible to accumulators that two warpgroups hold.
 template <int Warpgroups, int Blocks, bool kOneLoads>
-inline constexpr int kProducerRegisters = kOneLoads ? (Warpgroups* Blocks <= 2 ? 40 : 32) : (Warpgroups* Blocks <= 2 ? 72 : 56);
+inline constexpr int kProducerRegisters = Warpgroups* Blocks > 2 ? (kOneLoads ? 32 : 56)
+                                          : kOneLoads            ? 40
+                                          : Warpgroups == 2      ? 72
+                                                                 : 80;
 template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int compute_registers() {
   constexpr int at_start = 65536 / (Blocks * (Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
