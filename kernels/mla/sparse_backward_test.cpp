@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <tuple>
@@ -39,13 +40,12 @@ struct Case {
   bool f32 = false;      ///< dkv is of f32
   bool deterministic = false;
   float scale = 0;
-  bool strided = false;  ///< tensors that are not aligned and have gaps
-  /// The form that the call does not choose, into dkv of f32. A GPU with the generic target's kernels has no other one.
-  bool other_form = false;
+  bool strided = false;                   ///< tensors that are not aligned and have gaps
+  std::optional<GradientForm> form = {};  ///< instead of the one that mla_sparse_backward() chooses; dkv is then of f32
 
   std::string describe() const {
-    return tw::format("tokens {} heads {} topk {} of {} holes {} lengths {} f32 {} deterministic {} scale {} strided {} other form {}",
-                      tokens, heads, topk, kv_tokens, holes, lengths, f32, deterministic, scale, strided, other_form);
+    return tw::format("tokens {} heads {} topk {} of {} holes {} lengths {} f32 {} deterministic {} scale {} strided {} form {}", tokens,
+                      heads, topk, kv_tokens, holes, lengths, f32, deterministic, scale, strided, form ? static_cast<int>(*form) : -1);
   }
 };
 
@@ -62,9 +62,11 @@ class MlaSparseBackward : public testing::TestWithParam<std::tuple<Device, DType
 
 void MlaSparseBackward::check(Case c) {
   check_form(c);
-  c.other_form = c.f32 = true;
-  const bool both = !device.is_cuda() || gradient_form(Stream::standard(device), false) == GradientForm::together;
-  if (both && !c.deterministic) check_form(c);
+  const bool together = gradient_form(Stream::standard(device), c.deterministic) == GradientForm::together;
+  if (c.deterministic || (device.is_cuda() && !together)) return;  // there is no other form
+  c.form = together ? GradientForm::in_parts : GradientForm::together;
+  c.f32 = true;
+  check_form(c);
 }
 
 void MlaSparseBackward::check_form(const Case& c) {
@@ -111,10 +113,9 @@ void MlaSparseBackward::check_form(const Case& c) {
   const Tensor* const given = c.lengths ? &topk_length.tensor() : nullptr;
   const auto backward = [&](const Tensor& to_q, const Tensor& to_kv) {
     const MlaSparseBackwardOptions options{.topk_length = given, .scale = c.scale, .deterministic = c.deterministic};
-    if (!c.other_form) return mla_sparse_backward(q, kv, lists, o, lse, d_o, to_q, to_kv, options);
-    const bool together = gradient_form(Stream::standard(device), false) == GradientForm::together;
+    if (!c.form) return mla_sparse_backward(q, kv, lists, o, lse, d_o, to_q, to_kv, options);
     fill_bytes(to_kv.data(), static_cast<std::size_t>(to_kv.numel()) * sizeof(float), 0, Stream::standard(device));
-    run_sparse_backward(together ? GradientForm::in_parts : GradientForm::together, q, kv, lists, o, lse, d_o, to_q, to_kv, options);
+    run_sparse_backward(*c.form, q, kv, lists, o, lse, d_o, to_q, to_kv, options);
   };
   const auto run = [&] {
     mla_sparse(q, kv, lists, o, {.topk_length = given, .scale = c.scale, .lse = &lse.tensor()});

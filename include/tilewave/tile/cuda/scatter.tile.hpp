@@ -50,9 +50,9 @@ TW_INLINE void transpose_quad(int lane, u32* w) {
   }
 }
 
-/// Puts together the pieces of two rows of f32 that a pair of quads stores, 32 columns of which each has as `x` elements of one row: lane l
-/// of a quad has 2 of every 8. Afterwards w[0] is a piece of the lower quad's row and w[1] one of the upper quad's, in both at column
-/// 16 * (quad's number in the pair) + 8 * (l % 2) + 4 * (l / 2): eight lanes have 128 neighbouring bytes.
+/// Lets two neighbouring quads store 32 columns of two rows of f32 in lines of 128 bytes. Before, each quad holds one row: `x` has 2 of
+/// every 8 columns of it. Afterwards each lane holds 4 neighbours of the lower quad's row in w[0], and 4 of the upper quad's in w[1], both
+/// at column 16 q + 8 (l % 2) + 4 (l / 2), where q is 0 in the lower quad and 1 in the upper one, and l is the lane's number in its quad.
 TW_INLINE void exchange_pieces(int lane, const u32 (&x)[8], u32 (&w)[2][4]) {
   const bool odd = lane % 2 != 0, upper = lane / 4 % 2 != 0;
   TW_UNROLL

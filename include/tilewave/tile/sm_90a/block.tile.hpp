@@ -434,12 +434,12 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   /// registers.
   template <class Acc, class B>
   TW_INLINE u32 own_columns(const B& b) const {
-    const u32 first = ptx::address(b.bytes);
-    if constexpr (Acc::column_warps == 1)
-      return first;
-    else
-      return (B::rows * B::cols > 64 * 64 ? ptx::opaque(first) : first) +
-             static_cast<u32>(columns_offset<B, Acc::warp_cols>(warpgroup / (Warpgroups / Acc::column_warps)));
+    u32 first = ptx::address(b.bytes);
+    if constexpr (Acc::column_warps > 1) {
+      if (B::rows * B::cols > 64 * 64) first = ptx::opaque(first);
+      first += static_cast<u32>(columns_offset<B, Acc::warp_cols>(warpgroup / (Warpgroups / Acc::column_warps)));
+    }
+    return first;
   }
   template <class Acc, class A, class B>
   TW_INLINE void multiply(Acc& acc, const A& a, const B& b, bool overwrite) const {
@@ -512,8 +512,7 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     }
     ptx::wgmma_commit();
   }
-  /// Bytes from the right operand's first row or column to the one that a warpgroup's part of the accumulators begins with, `Count` columns
-  /// for each warpgroup before it.
+  /// Bytes from the right operand's first row or column to the first one of a warpgroup, where each warpgroup before it has `Count`.
   template <class S, int Count>
   static TW_INLINE int columns_offset(int warpgroups_before) {
     const int columns = warpgroups_before * Count;

@@ -13,14 +13,15 @@ namespace tw::sm_90a {
 /// redistribute that. A producer that uses TMA needs 40 for the tile arithmetic (with three and more warpgroups that compute on an SM, 32
 /// must do); one that copies by itself needs more, and leaves as much as possible to accumulators that two warpgroups hold.
 template <int Warpgroups, int Blocks, bool kOneLoads>
-inline constexpr int kProducerRegisters = Warpgroups* Blocks > 2 ? (kOneLoads ? 32 : 56)
-                                          : kOneLoads            ? 40
-                                          : Warpgroups == 2      ? 72
-                                                                 : 80;
+constexpr int producer_registers() {
+  if (Warpgroups * Blocks > 2) return kOneLoads ? 32 : 56;
+  if (kOneLoads) return 40;
+  return Warpgroups == 2 ? 72 : 80;
+}
 template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int compute_registers() {
   constexpr int at_start = 65536 / (Blocks * (Warpgroups + 1) * kWarpgroupThreads) / 8 * 8;
-  return (at_start * (Warpgroups + 1) - kProducerRegisters<Warpgroups, Blocks, kOneLoads>) / Warpgroups / 8 * 8;
+  return (at_start * (Warpgroups + 1) - producer_registers<Warpgroups, Blocks, kOneLoads>()) / Warpgroups / 8 * 8;
 }
 
 /// Passes tiles from the producer to the consumer warpgroups, for dynamic schedules and kernels with a Work: a ring of two entries in
@@ -125,7 +126,7 @@ TW_INLINE void run(const typename On::Params& params, const TileGrid& grid) {
     TileQueue<Work> queue(allocator);
 
     if (ptx::thread_index() < kWarpgroupThreads) {
-      if constexpr (S::moves_registers) ptx::give_registers<kProducerRegisters<S::warpgroups, S::min_blocks, !all_load>>();
+      if constexpr (S::moves_registers) ptx::give_registers<producer_registers<S::warpgroups, S::min_blocks, !all_load>()>();
       const int thread = static_cast<int>(ptx::thread_index());
       const Producer<T::tma_load, cluster, all_load> producer{thread, rank};
       const auto load_tile = [&](const Work& work) {
