@@ -235,6 +235,10 @@ Run::Run(Options options)
   if (!report.nvrtc.empty()) versions_["nvrtc"] = report.nvrtc.substr(0, report.nvrtc.find(' '));
   versions_["tilewave"] = kVersion;
   versions_["compiler"] = kCompiler;
+  char date[] = "2000-01-01T00:00:00Z";
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  date_ = date;
 }
 
 bool Run::wants(const std::string& family, const std::string& case_name, DType dtype) {
@@ -293,9 +297,6 @@ void Run::add(const Record& r) {
 }
 
 nlohmann::ordered_json Run::json() const {
-  char date[] = "2000-01-01T00:00:00Z";
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
   const std::string device = device_info(options_.device).name;
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const Record& r : records_) {
@@ -319,7 +320,7 @@ nlohmann::ordered_json Run::json() const {
     if (!r.config.empty()) json["variant"] = r.config;
     if (!r.peer_config.empty()) json["peer_variant"] = r.peer_config;
     json["commit"] = options_.commit.empty() ? kCommit : options_.commit;
-    json["date"] = date;
+    json["date"] = date_;
     json["versions"] = versions_;
     json["device"] = device;
     list.push_back(std::move(json));

@@ -124,6 +124,7 @@ class Run {
   Options options_;
   Stream stream_;
   std::map<std::string, std::string> versions_;
+  std::string date_;  ///< when the run began, in UTC: all that it writes is of one date
   std::vector<Record> records_;
   std::size_t lines_ = 0;
   std::vector<Listed> listed_;
