@@ -730,6 +730,101 @@ struct Solos {
   };
 };
 
+/// O = sum over blocks n of 64 keys of relu(Q K_n^T) K_n, where row r of K is a row of codes, each times the row's scale for its half of
+/// the columns. One warpgroup widens the next block's codes while the other one plays its solo. `Gathers`: rows come from `rows`, where
+/// they are -1 they are zeros.
+template <bool kGathersRows>
+struct WidenedSolos {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int rows = 128, warpgroups = 2;
+    static constexpr int blocks = products_are_synchronous<Target> ? 1 : 2;
+    using Q = Shared<Target, f16, 64, 128>;
+    using K = Widened<Target, fp8_e4m3, 64, 128>;
+    using Weights = SoloFragment<Target, float, 64, 64, warpgroups>;
+    using Keys = conditional<kGathersRows, GatherRing<Target, K, blocks>, Ring<Target, K, blocks>>;
+    struct Params {
+      Global<Target, const f16, Q> q;
+      Global<Target, const fp8_e4m3, Shared<Target, fp8_e4m3, 64, 128>> codes;
+      Global<Target, const float, typename K::Scales> scales;  ///< of two columns, and two more that nobody uses
+      Global<Target, float> o;
+      Pointer<Target, const i32> rows;  ///< of `keys` keys
+      int keys;
+    };
+    struct Memory {
+      Ring<Target, Q, 1> q;
+      Keys keys;
+      Buffer<Target, f16, 64, 64> weights;
+      explicit constexpr Memory(auto& block) : q(block), keys(block), weights(block) {}
+    };
+    struct State {
+      Fragment<Target, float, 64, 128, warpgroups> o;
+    };
+    struct Halves {
+      f16 low, high;
+    };
+    TW_INLINE static int steps(const Params& p, Tile) { return ceil_div(p.keys, 64); }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, 0, 0, t.batch); });
+      producer.put(memory.keys, [&](auto copy, K& k) {
+        if constexpr (kGathersRows) {
+          const auto row_of = [&](int row) { return step * 64 + row < p.keys ? static_cast<int>(p.rows[step * 64 + row]) : -1; };
+          copy.gather(p.scales, k.scales(), row_of, 0, t.batch);
+          copy.gather(p.codes, k.codes(), row_of, 0, t.batch);
+        } else {
+          copy.tile(p.scales, k.scales(), step * 64, 0, t.batch);
+          copy.tile(p.codes, k.codes(), step * 64, 0, t.batch);
+        }
+      });
+    }
+    TW_INLINE static void widen(auto& one, const Params& p, int step, K& k) {
+      const auto scales = one.template values_of_rows<64>([&](auto row) {
+        return Halves{f16(k.scales().get(row, 0)), f16(k.scales().get(row, 1))};
+      });
+      one.sync();
+      one.widen(k, scales, p.keys - step * 64, [](const auto& row, int col) { return col < 64 ? row.low : row.high; });
+      one.fence();
+      one.sync();
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State& state) {
+      constexpr bool together = products_are_synchronous<Target>;
+      const Q& q = block.take(memory.q);
+      if constexpr (!together) block.solo(0, [&](auto& one) { widen(one, p, 0, block.peek(memory.keys, 0)); });
+      for (int step = 0; step < steps(p, t); ++step) {
+        K& k = block.take(memory.keys);
+        Operand<Target, f16, 64, 64> weights;
+        if constexpr (together) widen(block, p, step, k);
+        block.solo(step, [&](auto& one) {
+          Weights x;
+          one.mma(x, q, k, true);
+          one.wait(leave<0>, x);
+          one.map(x, [](auto score) { return max(score, decltype(score)(0.0f)); });
+          if constexpr (together) one.sync();  // all warps have multiplied the weights before
+          if constexpr (!together) one.convert(weights, x);
+          one.store(x, memory.weights);
+        });
+        if constexpr (!together) {
+          if (step + 1 < steps(p, t)) block.meanwhile(step, [&](auto& one) { widen(one, p, step + 1, block.peek(memory.keys, 0)); });
+        }
+        block.join(step, [&](auto& one) {
+          if constexpr (!together) one.load(weights, memory.weights);
+        });
+        const auto values = view<Contract::rows>(k);
+        if constexpr (together)
+          block.mma(state.o, memory.weights, values, step == 0);
+        else
+          block.mma(state.o, weights, values, step == 0);
+        block.wait(leave<0>, state.o);
+        block.release(memory.keys);
+      }
+      block.release(memory.q);
+      block.sync();
+    }
+    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State& state) { block.store(state.o, p.o, 0, 0, t.batch); }
+  };
+};
+
 /// sum += x of each tile in turn, from the first to the last. The turns of tiles are `Step` apart: if that is not 1, the second never
 /// comes.
 template <int Step>

@@ -594,6 +594,61 @@ TEST_P(Tiles, WarpgroupsPlaySolosInTurn) {
   }
 }
 
+/// Codes, queries and scales are such that all sums are exact. The last block has rows past the end: of codes that are NaN, or of holes.
+template <bool kGathers>
+void check_widened(Device device, std::mt19937_64& random) {
+  const int batch = device.is_cuda() ? 300 : 3;
+  for (const int keys : {1, 64, 100, 130, 500}) {
+    SCOPED_TRACE(keys);
+    const int rows = 520;
+    const auto upto = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+    const Stream host = Stream::standard(Device::cpu());
+    const Tensor q = Tensor::empty({batch, 64, 128}, DType::f16, host), codes = Tensor::empty({batch, rows, 128}, DType::fp8_e4m3, host),
+                 scales = Tensor::empty({batch, rows, 4}, DType::f32, host), list = Tensor::empty({keys}, DType::i32, host);
+    for (std::int64_t n = 0; n < q.numel(); ++n) q.data<f16>()[n] = f16(static_cast<float>(upto(3) - 1));
+    for (std::int64_t n = 0; n < codes.numel(); ++n) codes.data<fp8_e4m3>()[n] = fp8_e4m3(static_cast<float>(upto(5) - 2));
+    for (std::int64_t n = 0; n < scales.numel(); ++n) scales.data<float>()[n] = upto(2) == 0 ? 0.5f : 1.0f;
+    for (int n = 0; n < keys; ++n) list.data<std::int32_t>()[n] = kGathers ? upto(rows + 20) - 20 : n;
+    if (!kGathers) {
+      for (int b = 0; b < batch; ++b)
+        for (int n = keys * 128; n < rows * 128; ++n) codes.data<fp8_e4m3>()[b * rows * 128 + n] = fp8_e4m3(NAN);
+    }
+    std::vector<double> o(static_cast<std::size_t>(batch) * 64 * 128);
+    for (int b = 0; b < batch; ++b) {
+      for (int n = 0; n < keys; ++n) {
+        const int row = list.data<std::int32_t>()[n];
+        if (row < 0) continue;
+        double key[128];
+        for (int d = 0; d < 128; ++d) {
+          key[d] = static_cast<double>(static_cast<float>(codes.data<fp8_e4m3>()[(b * rows + row) * 128 + d])) *
+                   static_cast<double>(scales.data<float>()[(b * rows + row) * 4 + d / 64]);
+        }
+        for (int m = 0; m < 64; ++m) {
+          double weight = 0;
+          for (int d = 0; d < 128; ++d) weight += static_cast<double>(static_cast<float>(q.data<f16>()[(b * 64 + m) * 128 + d])) * key[d];
+          for (int d = 0; d < 128; ++d) o[at({b, m, d}, {batch, 64, 128})] += std::max(weight, 0.0) * key[d];
+        }
+      }
+    }
+    const Tensor q_there = q.to(device), codes_there = codes.to(device), scales_there = scales.to(device), list_there = list.to(device);
+    for (int round = 0; round < 10; ++round) {
+      PlacedTensor o_out({batch, 64, 128}, DType::f32, device, {.gap = 16});
+      launch_kernel<WidenedSolos<kGathers>>(device, {.m = 1, .batch = batch}, [&](auto& bind, auto& p) {
+        bind(p.q, q_there);
+        bind(p.codes, codes_there);
+        bind(p.scales, scales_there);
+        bind(p.o, o_out.tensor());
+        p.rows = list_there.data<std::int32_t>();
+        p.keys = keys;
+      });
+      ASSERT_EQ(o_out.values(), o) << "round " << round;
+      EXPECT_TRUE(o_out.gaps_intact());
+    }
+  }
+}
+TEST_P(Tiles, CodesAreWidenedWhileTheOtherWarpgroupPlays) { check_widened<false>(device, random); }
+TEST_P(Tiles, GatheredCodesAreWidenedWhileTheOtherWarpgroupPlays) { check_widened<true>(device, random); }
+
 template <SoloSlip slip>
 void expect_solo_slip(const char* what) {
   PlacedTensor q({1, 64, 64}, DType::bf16, Device::cpu()), k({1, 192, 64}, DType::bf16, Device::cpu()),

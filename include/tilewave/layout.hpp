@@ -172,6 +172,8 @@ struct NotRecorded {
 struct RecordingTarget : sm_90a::Target<> {
   template <class T, int R, int C, Contract contract>
   using Shared = RecordedTile<sm_90a::Shared<T, R, C, contract>>;
+  template <class Codes, int R, int C>
+  using Widened = RecordedTile<sm_90a::Shared<f16, R, C, Contract::columns>>;
   template <class Slot, int Stages>
   using Ring = RecordedRing<Slot, Stages>;
   template <class Slot, int Stages>

@@ -7,55 +7,74 @@ namespace tw::kernels::mla {
 /// Decode for a cache whose latent columns are e4m3 with a scale for each token and 128 columns. A token's row has 656 bytes: 512 of e4m3,
 /// four scales in f32, and 64 rotary columns in T.
 ///
-/// Keys arrive N at a time as they are stored. The computing threads widen the latent columns once, to buffers of T that both products
-/// read; the rotary columns are multiplied where they arrived.
+/// Keys become f16 in shared memory, where every code is exact: those of the next block in one warpgroup, while the other one computes the
+/// weights of this block. A key is relative to its largest scale s there. That enters the scores when they are complete, and the weights
+/// with which values are added:
+///
+///   o = sum_n (e_n s_n) (v_n / s_n) / sum_n e_n
+///
+/// Queries become f16, too, each row times a power of two.
 template <class T, int N, Cache kCache>
 struct DecodeFp8 {
   static constexpr const char* source = "kernels/mla/decode_fp8.tile.hpp";
-  static constexpr int kGroup = 128, kGroups = kLatent / kGroup;  ///< columns that share a scale
+  static constexpr int kGroup = 128, kGroups = kLatent / kGroup;  ///< columns that share a scale, and arrive together
 
   template <class Target>
   struct On {
     static constexpr int rows = 2 * kRows, warpgroups = rows / 64;
     static constexpr int vector_bytes = 64;
-    using Q = Shared<Target, T, kRows, kKey>;
+    static constexpr int blocks = products_are_synchronous<Target> ? 1 : 2;
     using Codes = Shared<Target, fp8_e4m3, N, kGroup>;
-    using Scales = Shared<Target, float, N, 8>;  ///< of which four columns exist
+    using K = Widened<Target, fp8_e4m3, N, kGroup>;
     using Rotary = Shared<Target, T, N, kRotary>;
-    using Widened = Buffer<Target, T, N, kGroup>;
-    using Group = Fragment<Target, float, N, kGroup, warpgroups>;
-    using Scores = Fragment<Target, float, kRows, N, warpgroups>;
+    using Queries = Buffer<Target, f16, kRows, kGroup>;
+    using RotaryQueries = Buffer<Target, T, kRows, kRotary>;
+    using Weights = Buffer<Target, f16, kRows, N>;
+    using WeightOperand = Operand<Target, f16, kRows, N>;
+    using Scores = SoloFragment<Target, float, kRows, N, warpgroups>;
+    using PerKey = ColumnVector<Target, float, Scores>;
     using Output = Fragment<Target, float, kRows, kGroup, warpgroups>;
+    using RotaryPart = Fragment<Target, float, kRows, kRotary, warpgroups>;
     using Softmax = SharedSoftmax<Target, Scores, kCache>;
+    using PerRow = typename Softmax::PerRow;
+    template <class Slot, int Stages>
+    using Keys = conditional<kGathers<kCache>, GatherRing<Target, Slot, Stages>, Ring<Target, Slot, Stages>>;
     using Work = DecodeWork;
     using Schedule = conditional<kCache == Cache::selected, InTurn, RowMajor>;
-    static_assert(N % 64 == 0, "keys are widened in Fragments");
 
     struct Params : DecodeParams<Target> {
-      Global<Target, const T, Q> q;                 ///< [batch, seqlen_q * heads, 576]
-      Global<Target, const fp8_e4m3, Codes> codes;  ///< as Decode's kv, of 512 columns
-      Global<Target, const float, Scales> scales;   ///< of four
-      Global<Target, const T, Rotary> rotary;       ///< of 64
-      Global<Target, T> o;                          ///< [batch, seqlen_q * heads, 512]
+      Global<Target, const T> q;                               ///< [batch, seqlen_q * heads, 576]
+      Global<Target, const fp8_e4m3, Codes> codes;             ///< as Decode's kv, of 512 columns
+      Global<Target, const float, typename K::Scales> scales;  ///< of four
+      Global<Target, const T, Rotary> rotary;                  ///< of 64
+      Global<Target, T> o;                                     ///< [batch, seqlen_q * heads, 512]
     };
-    struct Slot {
-      Codes codes[kGroups];
-      Scales scales;
-      Rotary rotary;
-    };
-    using Keys = conditional<kGathers<kCache>, GatherRing<Target, Slot, 1>, Ring<Target, Slot, 1>>;
     struct Memory {
-      Ring<Target, Q, 1> q;
-      Keys keys;
-      Widened k0, k1, k2, k3;
-      Buffer<Target, T, kRows, N> weights;
+      Queries q0, q1, q2, q3;
+      RotaryQueries rotary_q;
+      Keys<K, blocks * kGroups> keys;
+      Keys<Rotary, blocks> rotary;
+      Weights weights;
+      VectorBuffer<Target, float, 4 * N> key_scales;  ///< of every second block: s, and log2 s
+      VectorBuffer<Target, float, kRows> base;
       RowExchange<Target, float, Scores> exchange;
       explicit constexpr Memory(auto& block)
-          : q(block), keys(block), k0(block), k1(block), k2(block), k3(block), weights(block), exchange(block) {}
+          : q0(block),
+            q1(block),
+            q2(block),
+            q3(block),
+            rotary_q(block),
+            keys(block),
+            rotary(block),
+            weights(block),
+            key_scales(block),
+            base(block),
+            exchange(block) {}
     };
     struct State {
       Output out[kGroups];
       Softmax softmax;
+      PerRow factor;  ///< a row's products with keys, times this, are exponents
     };
 
     TW_INLINE static Work work(const Params& p, Tile t) { return Work::of(p, t, N); }
@@ -63,85 +82,180 @@ struct DecodeFp8 {
     TW_INLINE static void load(auto& producer, const Params& p, const Work& w, int step, Memory& memory) {
       const int key0 = (w.begin + step) * N;
       const auto places = places_of_keys<kCache, N>(producer, p, w, key0);
-      if (step == 0) producer.put(memory.q, [&](auto copy, Q& q) { copy.tile(p.q, q, w.first_row, 0, w.batch); });
-      producer.put(memory.keys, [&](auto copy, Slot& slot) {
-        TW_UNROLL
-        for (int g = 0; g < kGroups; ++g) load_keys<kCache>(copy, w, key0, places, p.codes, slot.codes[g], g * kGroup);
-        load_keys<kCache>(copy, w, key0, places, p.scales, slot.scales, 0);
-        load_keys<kCache>(copy, w, key0, places, p.rotary, slot.rotary, 0);
-      });
+      TW_NO_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        producer.put(memory.keys, [&](auto copy, K& k) {
+          if (g == 0) load_keys<kCache>(copy, w, key0, places, p.scales, k.scales(), 0);
+          load_keys<kCache>(copy, w, key0, places, p.codes, k.codes(), g * kGroup);
+        });
+      }
+      producer.put(memory.rotary, [&](auto copy, Rotary& k) { load_keys<kCache>(copy, w, key0, places, p.rotary, k, 0); });
     }
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
-      TW_UNROLL
-      for (int g = 0; g < kGroups; ++g) block.fill(state.out[g], 0.0f);
+      if (w.blocks > 0) load_queries(block, p, w, memory, state);
+      for_groups([&](auto g) { block.fill(state.out[g.value], 0.0f); });
       if (w.blocks == 0) return;
-      const Q& q = block.take(memory.q);
-      for (int step = 0; step < w.blocks; ++step) {
-        const int key0 = (w.begin + step) * N, keys = w.seqlen - key0;
-        Slot& slot = block.take(memory.keys);
-        // Products of the block before have read the buffers, as each warpgroup knows of its own.
-        block.sync();
-        for_groups(memory, [&](auto g, Widened& k) { widen<decltype(g)::value>(block, slot, keys, k); });
-        block.fence();
-        block.sync();
-        Scores scores;
-        for_groups(memory, [&](auto g, Widened& k) {
-          constexpr int kFirst = decltype(g)::value * kGroup;
-          block.mma(scores, view_columns<kFirst, kGroup>(q), k, kFirst == 0);
-        });
-        block.mma(scores, view_columns<kLatent, kRotary>(q), slot.rotary, false);
-        Entries<Target, Scores, kCache> entries;
-        entries.read(block, p, w, key0);
-        block.wait(leave<0>, scores);
-        block.release(memory.keys);
-        entries.hide_missing(block, p, scores);
-        if (key0 + N > w.whole) hide_keys(block, p, w, key0, scores);
-        state.softmax.add_shared(block, p, memory.exchange, scores, memory.weights, [&](const auto& decay) {
-          TW_UNROLL
-          for (int g = 0; g < kGroups; ++g) block.map(state.out[g], decay, [](auto x, auto d) { return x * d; });
-        });
-        for_groups(memory,
-                   [&](auto g, Widened& k) { block.mma(state.out[decltype(g)::value], memory.weights, view<Contract::rows>(k), false); });
-        block.wait(leave<0>, state.out[0], state.out[1], state.out[2], state.out[3]);
+      if constexpr (!products_are_synchronous<Target>) {
+        block.solo(0, [&](auto& one) { widen(one, w, 0, memory, [&](int g) -> K& { return block.peek(memory.keys, g); }); });
       }
-      block.release(memory.q);
+      for (int step = 0; step < w.blocks; ++step) {
+        K* keys[kGroups];
+        WeightOperand weights;
+        Scores scores;
+        for_groups([&](auto g) { keys[g.value] = &block.take(memory.keys); });
+        if constexpr (products_are_synchronous<Target>) widen(block, w, step, memory, [&](int g) -> K& { return *keys[g]; });
+        block.solo(step, [&](auto& one) {
+          for_groups([&](auto g) {
+            constexpr int group = decltype(g)::value;
+            one.mma(scores, queries<group>(memory), *keys[group], group == 0);
+          });
+        });
+        const Rotary& rotary = block.take(memory.rotary);
+        const auto rescale = [&](const auto& decay) {
+          for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
+        };
+        block.solo(step, [&](auto& one) {
+          PerKey scale;
+          one.load(scale, memory.key_scales, step % 2 * 2 * N);
+          one.wait(leave<0>, scores);
+          one.map(scores, scale, [](auto x, auto s) { return x * s; });
+          one.mma(scores, memory.rotary_q, rotary, false);
+        });
+        block.solo(step, [&](auto& one) { make_weights(one, p, w, step, memory, scores, state, weights, rescale); });
+        if constexpr (!products_are_synchronous<Target>) {
+          if (step + 1 < w.blocks) {
+            block.meanwhile(step,
+                            [&](auto& one) { widen(one, w, step + 1, memory, [&](int g) -> K& { return block.peek(memory.keys, g); }); });
+          }
+        }
+        block.join(step, [&](auto& one) {
+          state.softmax.follow(one, memory.base, rescale);
+          one.load(weights, memory.weights);
+        });
+        block.release(memory.rotary);
+        add_output(block, memory, weights, keys, state);
+      }
       state.softmax.complete(block, memory.exchange);
     }
 
     TW_INLINE static void finish(auto& block, const Params& p, const Work& w, Memory&, State& state) {
       state.softmax.store_lse(block, p, w);
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
-      typename Softmax::PerRow factor;
+      PerRow factor;
       state.softmax.factors(block, p, w, factor);
-      TW_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        block.map(state.out[g], factor, [](auto x, auto f) { return x * f; });
-        store_output(block, p, w, state.out[g], g * kGroup);
-      }
+      for_groups([&](auto g) {
+        block.map(state.out[g.value], factor, [](auto x, auto f) { return x * f; });
+        store_output(block, p, w, state.out[g.value], g.value * kGroup);
+      });
     }
 
    private:
-    TW_INLINE static void for_groups(Memory& memory, auto f) {
-      f(Constant<0>{}, memory.k0);
-      f(Constant<1>{}, memory.k1);
-      f(Constant<2>{}, memory.k2);
-      f(Constant<3>{}, memory.k3);
+    /// A token's scales, relative to the largest.
+    struct Ratios {
+      f16 x[kGroups];
+    };
+
+    template <int n>
+    TW_INLINE static const Queries& queries(const Memory& m) {
+      if constexpr (n < 2)
+        return n == 0 ? m.q0 : m.q1;
+      else
+        return n == 2 ? m.q2 : m.q3;
     }
-    /// Writes group g's columns of the block's keys to a buffer. Rows after the sequence's end may be NaN and become 0.
-    template <int g>
-    TW_INLINE static void widen(auto& block, Slot& slot, int keys, Widened& to) {
-      Group x;
-      RowVector<Target, float, Group> scale;
-      block.load(x, slot.codes[g]);
-      block.fill(scale, 0.0f);
-      block.for_rows(scale, [&](int row, int, auto& s) {
-        if (row < keys) s = slot.scales.get(row, g);
+    /// Writes the tile's queries to shared memory, each row times a power of two that makes its largest element 2^13 to 2^14.
+    TW_INLINE static void load_queries(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
+      PerRow power;
+      block.fill(power, 0.0f);
+      const auto measure = [&](auto& x, int col) {
+        block.load(x, p.q, w.first_row, col, w.batch);
+        auto size = x;
+        block.map(size, [](auto y) { return abs(y); });
+        block.rows(size, [&](int i, auto row) { power[i] = max(power[i], row.partial_max()); });
+      };
+      const auto store = [&](auto& x, auto& to) {
+        block.map(x, power, [](auto y, auto f) { return y * f; });
+        block.store(x, to);
+      };
+      TW_NO_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        Output x;
+        measure(x, g * kGroup);
+      }
+      RotaryPart rotary;
+      measure(rotary, kLatent);
+      block.combine_rows(power, memory.exchange, [](auto a, auto b) { return max(a, b); });
+      block.for_rows(power, [&](int, int i, auto& x) {
+        x = scaling_power(x, 13);
+        state.factor[i] = p.scale_log2 / x;
       });
-      block.map(x, scale, [](auto code, auto s) { return s == 0.0f ? s : code * s; });
-      block.store(x, to);
+      store(rotary, memory.rotary_q);
+      for_groups([&](auto g) {
+        Output x;
+        block.load(x, p.q, w.first_row, g.value * kGroup, w.batch);
+        store(x, queries<decltype(g)::value>(memory));
+      });
+      block.fence();
+      block.sync();
     }
+    /// Makes a block's keys f16. keys(g) is a group of their columns.
+    TW_INLINE static void widen(auto& one, const Work& w, int step, Memory& memory, auto keys) {
+      const int key0 = (w.begin + step) * N;
+      const auto& to = memory.key_scales;
+      const auto& scales = keys(0).scales();
+      const auto ratios = one.template values_of_rows<N>([&](auto row) {
+        const float s[] = {scales.get(row, 0), scales.get(row, 1), scales.get(row, 2), scales.get(row, 3)};
+        // Of a key that is 0, or does not exist, the scale must only be a number whose logarithm is one.
+        const float largest = key0 + row < w.seqlen ? max(max(max(s[0], s[1]), max(s[2], s[3])), 0x1p-60f) : 1.0f;
+        const float inverse = reciprocal(largest);
+        to[step % 2 * 2 * N + row] = largest;
+        to[step % 2 * 2 * N + N + row] = log2(largest);
+        return Ratios{f16(s[0] * inverse), f16(s[1] * inverse), f16(s[2] * inverse), f16(s[3] * inverse)};
+      });
+      one.sync();  // keys will be where scales were
+      for_groups([&](auto g) {
+        constexpr int group = decltype(g)::value;
+        one.widen(keys(group), ratios, w.seqlen - key0, [](const auto& r, int) { return r.x[group]; });
+      });
+      one.fence();
+      one.sync();
+    }
+    TW_INLINE static void make_weights(auto& one, const Params& p, const Work& w, int step, Memory& memory, Scores& scores, State& state,
+                                       auto& weights, auto rescale) {
+      const int key0 = (w.begin + step) * N;
+      Entries<Target, Scores, kCache> entries;
+      entries.read(one, p, w, key0);
+      one.wait(leave<0>, scores);
+      entries.hide_missing(one, p, scores);
+      if (key0 + N > w.whole) hide_keys(one, p, w, key0, scores);
+      PerKey scale;
+      one.load(scale, memory.key_scales, step % 2 * 2 * N + N);
+      state.softmax.add_scaled(one, p, memory.exchange, scores, state.factor, scale, rescale);
+      one.load(scale, memory.key_scales, step % 2 * 2 * N);
+      one.map(scores, scale, [](auto e, auto s) { return e * s; });
+      state.softmax.publish(one, memory.base);
+      if constexpr (products_are_synchronous<Target>)
+        one.sync();  // all warps have multiplied the weights before
+      else
+        one.convert(weights, scores);
+      one.store(scores, memory.weights);
+    }
+    /// Multiplies the weights and each group of the keys' columns, which is released as soon as it has been read.
+    TW_INLINE static void add_output(auto& block, Memory& memory, const auto& weights, K* (&keys)[kGroups], State& state) {
+      for_groups([&](auto g) {
+        const auto values = view<Contract::rows>(*keys[g.value]);
+        if constexpr (products_are_synchronous<Target>)
+          block.mma(state.out[g.value], memory.weights, values, false);
+        else
+          block.mma(state.out[g.value], weights, values, false);
+      });
+      for_groups([&](auto g) {
+        block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
+        block.release(memory.keys);
+      });
+    }
+    TW_INLINE static void for_groups(auto f) { f(Constant<0>{}), f(Constant<1>{}), f(Constant<2>{}), f(Constant<3>{}); }
   };
 };
 

@@ -97,23 +97,26 @@ struct InPage {
   }
 };
 
+/// Where a key's row is: its number in the gathered cache, -1 where there is no key.
+template <Cache kCache>
+TW_INLINE int row_of_key(const auto& p, const DecodeWork& w, int key) {
+  // Without branches, so that all numbers are on their way at the same time. Those that are not tokens wrap around, and are not used.
+  if constexpr (kCache == Cache::selected) {
+    const int entry = *p.indices.template at<const i32>(w.batch, min(key, w.seqlen - 1), 0, 0);
+    const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
+    const u32 place = token / size * static_cast<u32>(p.page_step) + token % size;
+    return key < w.seqlen && token < p.tokens() ? static_cast<int>(place) : -1;
+  } else {
+    const InPage at = InPage::find(p, w, min(key, w.seqlen - 1));
+    return key < w.seqlen ? at.page * p.page_step + at.token : -1;
+  }
+}
 /// Where the N keys from key0 on are, for load_keys(): one number for each row that is gathered, -1 where there is no key; a place for each
 /// page. They are looked up once for all columns, before the producer waits for room.
 template <Cache kCache, int N>
 TW_INLINE auto places_of_keys(auto& producer, const auto& p, const DecodeWork& w, int key0) {
-  // Without branches, so that all numbers are on their way at the same time. Those that are not tokens wrap around, and are not used.
-  if constexpr (kCache == Cache::selected) {
-    return row_numbers<N>(producer, [&p, &w, key0](int row) {
-      const int entry = *p.indices.template at<const i32>(w.batch, min(key0 + row, w.seqlen - 1), 0, 0);
-      const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
-      const u32 place = token / size * static_cast<u32>(p.page_step) + token % size;
-      return key0 + row < w.seqlen && token < p.tokens() ? static_cast<int>(place) : -1;
-    });
-  } else if constexpr (kCache == Cache::tokens) {
-    return row_numbers<N>(producer, [&p, &w, key0](int row) {
-      const InPage at = InPage::find(p, w, min(key0 + row, w.seqlen - 1));
-      return key0 + row < w.seqlen ? at.page * p.page_step + at.token : -1;
-    });
+  if constexpr (kGathers<kCache>) {
+    return row_numbers<N>(producer, [&p, &w, key0](int row) { return row_of_key<kCache>(p, w, key0 + row); });
   } else if constexpr (kCopiesPages<kCache>) {
     constexpr int count = copied_rows(kCache, N);
     struct Pages {
@@ -169,34 +172,34 @@ struct Entries<Target, Scores, Cache::selected> {
   }
 };
 
-/// The softmax of rows of which two warpgroups have parts: the scores arrive block by block, in one of them or in both.
+/// The softmax of rows of which two warpgroups have parts: the scores arrive block by block, in one of them.
 template <class Target, class Scores, Cache kCache>
 struct SharedSoftmax {
   using PerRow = RowVector<Target, float, Scores>;
   struct Nothing {};
   static constexpr bool selected = kCache == Cache::selected;
-  /// A row's base is raised to its largest exponent only when that exceeds it by kSlack or, where rows are shared, when a thread's part of
-  /// the weights' sum exceeds kLargest. All weights are then in the range of f16, and none is smaller than it would be otherwise.
-  static constexpr float kSlack = 8.0f, kLargest = 256.0f;
+  /// A row's base is raised to its largest exponent only when that exceeds it by kSlack. All weights are then in the range of f16, and none
+  /// is smaller than it would be otherwise.
+  static constexpr float kSlack = 8.0f;
   /// The base of a row that has not seen a key. It is finite, so that -infinity minus it is -infinity.
   static constexpr float kUnseen = -1e30f;
 
   PerRow base;                                  ///< what the row's weights are relative to: weight = 2^(score * scale_log2 - base)
   PerRow sum;                                   ///< of the weights. This thread's part, until it is completed
-  conditional<selected, PerRow, Nothing> most;  ///< the row's largest score
+  conditional<selected, PerRow, Nothing> most;  ///< the row's largest exponent, score * scale_log2
 
   TW_INLINE void begin(auto& block) {
     if constexpr (selected) block.fill(most, -kInfinity);
     block.fill(base, kUnseen);
     block.fill(sum, 0.0f);
   }
-  /// For one warpgroup that has whole rows: replaces scores by their weights, and adds these to the sums. rescale(decay) multiplies the
+  /// Replaces scores by their weights, and adds these to the sums. rescale(decay) multiplies the
   /// output so far by a factor for each row.
   template <class Rescale>
   TW_INLINE void add(auto& one, const auto& p, const auto& exchange, Scores& scores, Rescale rescale) {
     PerRow largest;
     one.row_max(scores, largest, exchange);
-    if constexpr (selected) one.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
+    if constexpr (selected) one.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i] * p.scale_log2); });
     PerRow next;
     one.for_rows(next, [&](int, int i, auto& b) {
       b = largest[i] * p.scale_log2;
@@ -208,36 +211,27 @@ struct SharedSoftmax {
       sum[i] += row.map_partial_sum([&](auto score) { return exp2(score * p.scale_log2 - b); });
     });
   }
-  /// The same for warpgroups that share rows, which stores the weights, so that tensor cores may read them.
-  ///
-  /// The weights are computed with the base that there is, before anyone knows whether it is still large enough: the barrier after which
-  /// all warps may multiply them tells. So the maxima of rows, which are exchanged between warpgroups, are needed once or twice in a tile.
-  template <class Rescale>
-  TW_INLINE void add_shared(auto& block, const auto& p, const auto& exchange, const Scores& scores, const auto& weights, Rescale rescale) {
-    const auto store_weights = [&](PerRow& part) {
-      Scores x = scores;
-      block.rows(x, [&](int i, auto row) {
-        const auto b = base[i];
-        part[i] = row.map_partial_sum([&](auto score) { return exp2(score * p.scale_log2 - b); });
-      });
-      block.store(x, weights);
-      block.fence();
-    };
-    PerRow part;
-    store_weights(part);
-    const bool too_small = block.sync_any(part, [](auto x) { return !(x <= kLargest); });
-    if (too_small || (selected && p.max_logits)) {
-      PerRow largest;
-      block.row_max(scores, largest, exchange);
-      if constexpr (selected) block.for_rows(most, [&](int, int i, auto& x) { x = max(x, largest[i]); });
-      if (too_small) {
-        block.for_rows(largest, [&](int, int i, auto& x) { x = max(base[i], x * p.scale_log2); });
-        raise(block, largest, rescale);
-        store_weights(part);
-        block.sync();
+  /// The same for keys with scales s, by which the weights will be multiplied. Exponents are scores times the row's factor; log_scale is
+  /// log2 s.
+  template <class PerKey, class Rescale>
+  TW_INLINE void add_scaled(auto& one, const auto& p, const auto& exchange, Scores& scores, const PerRow& factor, const PerKey& log_scale,
+                            Rescale rescale) {
+    PerRow next;
+    if constexpr (selected) {
+      if (p.max_logits) {
+        one.row_max(scores, next, exchange);
+        one.for_rows(most, [&](int, int i, auto& x) { x = max(x, next[i] * factor[i]); });
       }
     }
-    block.for_rows(sum, [&](int, int i, auto& x) { x += part[i]; });
+    // Weights times s are in the range of f16: the base is raised for the largest of these.
+    one.map(scores, factor, log_scale, [](auto x, auto f, auto l) { return x * f + l; });
+    one.row_max(scores, next, exchange);
+    one.for_rows(next, [&](int, int i, auto& b) {
+      if (!(b > base[i] + kSlack)) b = base[i];
+    });
+    raise(one, next, rescale);
+    one.map(scores, base, log_scale, [](auto x, auto b, auto l) { return exp2(x - b - l); });
+    one.rows(scores, [&](int i, auto row) { sum[i] += row.map_partial_sum([](auto e) { return e; }); });
   }
   /// Stores the rows' bases for the other warpgroup.
   TW_INLINE void publish(auto& one, const auto& to) {
@@ -260,7 +254,7 @@ struct SharedSoftmax {
   /// Stores the rows' log-sum-exp, and their largest logits.
   TW_INLINE void store_lse(auto& block, const auto& p, const DecodeWork& w) {
     store_rows(block, p, w, p.lse, sum, [&](int i, auto all) { return all == 0.0f ? all - kInfinity : (base[i] + log2(all)) * kLn2; });
-    if constexpr (selected) store_rows(block, p, w, p.max_logits, most, [&](int, auto x) { return x * (p.scale_log2 * kLn2); });
+    if constexpr (selected) store_rows(block, p, w, p.max_logits, most, [&](int, auto x) { return x * kLn2; });
   }
   /// What the output must be multiplied by in the end.
   TW_INLINE void factors(auto& block, const auto& p, const DecodeWork& w, PerRow& factor) {

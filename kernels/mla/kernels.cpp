@@ -19,9 +19,6 @@ constexpr const char* kFp8Source = "kernels/mla/decode_fp8.tile.hpp";
 constexpr const char* kCaches[] = {"contiguous", "pages", "small_pages", "tokens", "selected"};
 constexpr std::array kAllCaches{Cache::contiguous, Cache::pages, Cache::small_pages, Cache::tokens, Cache::selected};
 
-/// What DecodeFp8 needs: queries, keys as they are stored, keys in 16 bits, weights and the exchange between warpgroups.
-constexpr std::int64_t kFp8Bytes = kRows * 2 * kKey + 64 * 6 * 128 + 64 * 2 * kLatent + kRows * 128 + 512;
-
 const char* name_of(Cache cache) { return kCaches[static_cast<std::size_t>(cache)]; }
 
 template <DType dtype, bool fp8>
@@ -52,17 +49,14 @@ void run_as(const Call& call) {
 }  // namespace
 
 Kernel generic_kernel(Kernel kernel, std::int64_t generic_shared) {
-  // Queries, keys, weights, and what warpgroups exchange are 153 KB.
-  kernel.keys = 2 * kKey * (kRows + 64) + 2 * kRows * 64 + 768 <= generic_shared ? 64 : 16;
+  // Queries, keys, weights, and what warpgroups exchange are 153 KB, with keys' scales 154.
+  kernel.keys = 2 * kKey * (kRows + 64) + 2 * kRows * 64 + 768 + (kernel.fp8 ? 1024 : 0) <= generic_shared ? 64 : 16;
   return kernel;
 }
 
 Kernel choose_kernel(const Call& call, std::int64_t generic_shared) {
   Kernel kernel{.dtype = call.q.dtype(), .fp8 = call.fp8()};
-  require(!kernel.fp8 || generic_shared == 0 || generic_shared >= kFp8Bytes,
-          "mla: the cache is {}; on a GPU a cache of 8 bits needs blocks with {} bytes of shared memory, and this one has {}", call.kv,
-          kFp8Bytes, generic_shared);
-  if (generic_shared > 0 && !kernel.fp8) kernel = generic_kernel(kernel, generic_shared);
+  if (generic_shared > 0) kernel = generic_kernel(kernel, generic_shared);
   if (call.indices != nullptr) kernel.cache = Cache::selected;
   if (call.pages != nullptr)
     kernel.cache = call.page_size() % 64 == 0 ? Cache::pages : tokens_apart(call.kv) ? Cache::tokens : Cache::small_pages;
@@ -154,8 +148,7 @@ std::vector<KernelVariant> registered() {
 std::vector<KernelSpec> registered_generic(std::int64_t shared_bytes) {
   std::vector<KernelSpec> specs;
   for (const Kernel& k : kRegistered) {
-    if (k.fp8 && shared_bytes < kFp8Bytes) continue;
-    const Kernel kernel = k.fp8 ? k : generic_kernel(k, shared_bytes);
+    const Kernel kernel = generic_kernel(k, shared_bytes);
     specs.push_back(
         for_target(make_spec({type_of(kernel), k.fp8 ? kFp8Source : kSource, nullptr}, true, true, name_of(kernel)), GpuTarget::cuda));
   }

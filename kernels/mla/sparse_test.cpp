@@ -63,7 +63,7 @@ void quantize(float* key, std::int64_t token, std::uint8_t* row) {
     const fp8_e4m3 code(key[col] / scale);
     std::memcpy(row + col, &code, 1);
     std::memcpy(row + kMlaLatentDim + col / 128 * 4, &scale, 4);
-    key[col] = round_to(DType::bf16, static_cast<float>(code) * scale);
+    key[col] = static_cast<float>(code) * scale;
   }
   for (std::int64_t col = 0; col < kMlaRotaryDim; ++col) {
     const bf16 x(key[kMlaLatentDim + col]);

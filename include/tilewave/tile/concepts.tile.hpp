@@ -115,6 +115,7 @@ concept Target = requires {
   typename T::template Pointer<const float>;
   typename T::template Shared<float, 64, 64, Contract::columns>;
   typename T::template Ring<int, 2>;
+  typename T::template Widened<fp8_e4m3, 64, 128>;
   typename T::template GatherRing<int, 2>;
   typename T::template Fragment<float, 64, 64>;
   typename T::template TeamFragment<float, 128, 64, 2>;

@@ -19,6 +19,7 @@
 //   Pointer    an array in device memory that element functions index: a bias, a table
 //   Shared     a tile in shared memory, in the layout that the target's matrix unit wants
 //   SparseShared a 2:4 sparse tile in shared memory, the left operand of a product
+//   Widened    a tile of f16 in shared memory that arrives as 8-bit floats
 //   Ring       `Stages` slots of Shared tiles between the role that loads and the role that computes
 //   GatherRing a Ring whose tiles may be gathered row by row
 //   Fragment   a tile of accumulators, spread over the block's threads in the matrix unit's layout
@@ -98,6 +99,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
+#define TW_WIDENED "a Widened tile has 8-bit floats, in a multiple of 128 columns, and a multiple of 8 rows"
 #define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"
 #define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
 #define TW_SOLO "two warpgroups that share the rows of a tile take turns in solos: a kernel without teams whose `rows` are 128"
@@ -151,6 +153,9 @@ using Shared = typename Target::template Shared<T, R, C, contract>;
 /// A tile of R x C elements. In each row, at most two of every four neighbours are nonzero. See sparse.tile.hpp.
 template <class Target, class T, int R, int C>
 using SparseShared = Sparse<Shared<Target, T, R, C / 2>, Shared<Target, u8, R / 16 * metadata_words<T>, kMetadataBytes>>;
+/// A tile of f16 in a slot, whose R x C 8-bit floats arrive first: copies fill codes(), and block.widen() makes them f16, in place.
+template <class Target, class Codes, int R, int C>
+using Widened = typename Target::template Widened<Codes, R, C>;
 template <class Target, class Slot, int Stages>
 using Ring = typename Target::template Ring<Slot, Stages>;
 /// A Ring into whose slots copy.gather() may copy. All threads of the loading role fill it.

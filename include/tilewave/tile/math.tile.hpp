@@ -140,6 +140,12 @@ TW_INLINE float tanh(float x) {
 #endif
 }
 
+/// The power of two p for which 2^n <= |x| p < 2^(n + 1), but at most 2^100: the result where x is 0. n: 0 to 26.
+TW_INLINE float scaling_power(float x, int n) {
+  const int exponent = static_cast<int>(bit_cast<u32>(x) >> 23 & 255u);
+  return bit_cast<float>(static_cast<u32>(min(254 + n - exponent, 227)) << 23);
+}
+
 /// tanh by the GPU's own instruction, with a relative error up to 2^-11.
 TW_INLINE float tanh_approx(float x) {
 #if TW_ON_GPU

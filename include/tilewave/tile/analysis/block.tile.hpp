@@ -29,9 +29,14 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
 
   template <class RingType>
   auto& take(RingType& ring) const {
-    while (ring.filled == 0)
-      if (!pull_(context_)) schedule_error("a block waits for a slot of an empty ring with no step left to load");
+    auto& slot = peek(ring, 0);
     --ring.filled;
+    return slot;
+  }
+  template <class RingType>
+  auto& peek(RingType& ring, int ahead) const {
+    while (ring.filled <= ahead)
+      if (!pull_(context_)) schedule_error("a block waits for a slot of an empty ring with no step left to load");
     return *ring.slots;
   }
   template <class RingType>
@@ -44,6 +49,10 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   template <class Fn>
   void solo(int n, Fn f) {
     require(buffers_.solo(n));
+    f(*this);
+  }
+  template <class Fn>
+  void meanwhile(int, Fn f) {
     f(*this);
   }
   template <class Fn>
@@ -246,11 +255,22 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
   }
   /// Each warpgroup writes its part of each row to the exchange and reads all parts.
-  template <class T, class Tile, class Op>
-  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Tile>&, Op) const {
+  template <class T, class Tile, class Other, class Op>
+  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Other>&, Op) const {
     cost.f32 += static_cast<u64>(Tile::rows) * (RowExchange<T, Tile>::parts() - 1);
     tally.shared += 2 * RowExchange<T, Tile>::bytes;
     sync();
+  }
+  /// What f computes is not counted.
+  template <int N, class Fn>
+  int values_of_rows(Fn) const {
+    return N;
+  }
+  template <class Codes, int R, int C, class Fn>
+  void widen(Widened<Codes, R, C>& tile, int, int end, Fn) const {
+    tally.shared += 3 * R * C;
+    cost.f32 += static_cast<u64>(R) * C;
+    tile.set_inside({min(max(end, 0), R), C});
   }
   /// x = f(x, y...) for every element: see map().
   template <class F, class Fn, class... Operands>
@@ -284,10 +304,9 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
     to.x = from.x;
   }
-  template <class T, int R, int C, TileKind kKind, class U>
-  void add_products(RowVector<float, Fragment<T, R, C, kKind>>&, const Fragment<T, R, C, kKind>&,
-                    const ColumnVector<U, Fragment<T, R, C, kKind>>&) const {
-    cost.f32 += 2 * static_cast<u64>(R) * C;
+  template <class F, class U>
+  void add_products(RowVector<float, F>&, const F&, const ColumnVector<U, F>&) const {
+    cost.f32 += 2 * static_cast<u64>(F::rows) * F::cols;
   }
   template <class F, class G, class H>
   void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {
@@ -510,7 +529,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     load_vector<Tile::cols>(to, from);
   }
   template <class T, class Tile, int N>
-  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from, int = 0) const {
     load_vector<Tile::cols>(to, from);
   }
   template <class T, class Tile, int N>
@@ -629,7 +648,7 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
 
   template <int Count, class Vector, class V>
   static void load_vector(Vector& to, const V&) {
-    static_assert(V::size == Count, "a vector has an element for each row, or for each column");
+    static_assert(V::size >= Count, "a vector has an element for each row, or for each column");
     tally.shared += Count * sizeof(typename V::Element);
     to.x = decltype(to.x)(1.0f);
   }

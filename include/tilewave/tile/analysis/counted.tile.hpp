@@ -92,6 +92,7 @@ inline Counted erf(Counted x) { return Counted::special(erf(x.value)); }
 inline Counted sin(Counted x) { return Counted::special(sin(x.value)); }
 inline Counted cos(Counted x) { return Counted::special(cos(x.value)); }
 inline Counted sigmoid(Counted x) { return reciprocal(1.0f + exp2(-x * kLog2E)); }
+inline Counted scaling_power(Counted x, int n) { return Counted::operation(scaling_power(x.value, n)); }
 inline Counted tanh_approx(Counted x) { return Counted::special(tanh_approx(x.value)); }
 /// (1 - e) / (1 + e) with e = exp(-2 |x|).
 inline Counted tanh(Counted x) {

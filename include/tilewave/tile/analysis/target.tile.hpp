@@ -221,6 +221,15 @@ struct Shared {
   u8 bytes[byte_count];  ///< the tile's size, so that a Slot has its real size; inside() is stored in it
 };
 
+/// A tile of f16, in whose memory its codes arrive.
+template <class CodesType, int R, int C>
+struct Widened : Shared<f16, R, C, Contract::columns> {
+  static_assert(is_fp8<CodesType> && C % 128 == 0 && R % 8 == 0, TW_WIDENED);
+  using Scales = Shared<float, R, 4, Contract::columns>;
+  auto& codes() { return *reinterpret_cast<Shared<CodesType, R, C, Contract::columns>*>(this->bytes); }
+  Scales& scales() { return *reinterpret_cast<Scales*>(this->bytes); }
+};
+
 template <class T, int R, int C, TileKind kKind = TileKind::fragment>
 struct Fragment {
   static constexpr int rows = R;
@@ -456,6 +465,8 @@ struct Target {
   using Pointer = analysis::Pointer<T>;
   template <class T, int R, int C, Contract contract>
   using Shared = analysis::Shared<T, R, C, contract>;
+  template <class Codes, int R, int C>
+  using Widened = analysis::Widened<Codes, R, C>;
   template <class Slot, int Stages>
   using Ring = analysis::Ring<Slot, Stages>;
   template <class Slot, int Stages>

@@ -32,18 +32,26 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
 
   template <class RingType>
   auto& take(RingType& ring) {
-    while (ring.filled == 0) {
-      if (!pull_(context_))
-        schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
-    }
-    auto& slot = ring.slots[ring.next_take];
-    if constexpr (RingType::gathers) {
-      if (poison_released_slots()) __builtin_memcpy(static_cast<void*>(&slot), &ring.arriving[ring.next_take], sizeof slot);
-    }
+    auto& slot = peek(ring, 0);
+    --ring.peeked;
     ring.next_take = (ring.next_take + 1) % RingType::stages;
     --ring.filled;
     ++ring.taken;
     return slot;
+  }
+  template <class RingType>
+  auto& peek(RingType& ring, int ahead) {
+    while (ring.filled <= ahead) {
+      if (!pull_(context_))
+        schedule_error("wait for a slot of an empty ring with no step left to load: on a GPU the kernel would wait forever");
+    }
+    for (; ring.peeked <= ahead; ++ring.peeked) {
+      if constexpr (RingType::gathers) {
+        const int n = (ring.next_take + ring.peeked) % RingType::stages;
+        if (poison_released_slots()) __builtin_memcpy(static_cast<void*>(&ring.slots[n]), &ring.arriving[n], sizeof ring.slots[n]);
+      }
+    }
+    return ring.slots[(ring.next_take + ahead) % RingType::stages];
   }
   template <class RingType>
   void release(RingType& ring) {
@@ -64,6 +72,10 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   template <class Fn>
   void solo(int n, Fn f) {
     require(buffers_.solo(n));
+    f(*this);
+  }
+  template <class Fn>
+  void meanwhile(int, Fn f) {
     f(*this);
   }
   template <class Fn>
@@ -198,9 +210,29 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
   }
   /// A CPU thread holds whole rows, so there is nothing to combine.
-  template <class T, class Tile, class Op>
-  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Tile>&, Op) const {
+  template <class T, class Tile, class Other, class Op>
+  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Other>&, Op) const {
     sync();
+  }
+  template <int N, class Fn>
+  auto values_of_rows(Fn f) const {
+    struct Values {
+      decltype(f(0)) x[N];
+    } values;
+    for (int row = 0; row < N; ++row) values.x[row] = f(row);
+    return values;
+  }
+  template <class Codes, int R, int C, class Values, class Fn>
+  void widen(Widened<Codes, R, C>& tile, const Values& values, int end, Fn factor) const {
+    tile.valid_outer = min(max(end, 0), R);
+    tile.valid_depth = C;
+    for (int row = 0; row < R; ++row) {
+      for (int col = 0; col < C; ++col) {
+        const float by = row < end ? static_cast<float>(factor(values.x[row], col)) : 0.0f;
+        tile.panels[tile.offset(row, col)] =
+            to_packed<f16>(row < end ? static_cast<float>(f16(static_cast<float>(tile.arriving.get(row, col)) * by)) : 0.0f);
+      }
+    }
   }
   /// x = f(x, y...) for every element: see map().
   template <class F, class Fn, class... Operands>
@@ -214,12 +246,12 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
         for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
     }
   }
-  template <class T, int R, int C, TileKind kKind, class U>
-  TW_INLINE void add_products(RowVector<float, Fragment<T, R, C, kKind>>& sums, const Fragment<T, R, C, kKind>& tile,
-                              const ColumnVector<U, Fragment<T, R, C, kKind>>& vector) const {
-    for (int r = 0; r < R; ++r) {
-      sums.x[r] +=
-          fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
+  template <class F, class U>
+  TW_INLINE void add_products(RowVector<float, F>& sums, const F& tile, const ColumnVector<U, F>& vector) const {
+    constexpr int columns = F::cols;
+    for (int r = 0; r < F::rows; ++r) {
+      sums.x[r] += fold_columns<Sum, columns>(
+          [&](int c) { return static_cast<float>(tile.x[r * columns + c]) * static_cast<float>(vector.data()[c]); });
     }
   }
   template <class F, class G, class H>
@@ -576,9 +608,10 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     copy_vector<Tile::cols>(to.x, from);
   }
   template <class T, class Tile, int N>
-  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
+  void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from, int first = 0) const {
+    static_assert(N >= Tile::cols, "a vector has an element for each column");
     to.view = nullptr;
-    copy_vector<Tile::cols>(to.x, from);
+    for (int n = 0; n < Tile::cols; ++n) to.x[n] = from[first + n];
   }
   template <class T, class Tile, int N>
   void store(const RowVector<T, Tile>& from, const VectorBuffer<T, N>& to) {

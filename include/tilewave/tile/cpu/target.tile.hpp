@@ -177,6 +177,18 @@ struct Shared : Panels<T, kContract == Contract::columns ? R : C, kContract == C
   }
 };
 
+/// A tile of f16 and, in memory of their own, the codes that it is made of.
+template <class CodesType, int R, int C>
+struct Widened : Shared<f16, R, C, Contract::columns> {
+  static_assert(is_fp8<CodesType> && C % 128 == 0 && R % 8 == 0, TW_WIDENED);
+  using Scales = Shared<float, R, 4, Contract::columns>;
+  Shared<CodesType, R, C, Contract::columns> arriving;
+  Scales arriving_scales;
+
+  auto& codes() { return arriving; }
+  Scales& scales() { return arriving_scales; }
+};
+
 /// A vector in a slot.
 template <class T, int N>
 struct SharedVector {
@@ -271,6 +283,7 @@ struct Scratch {
 struct RingState {
   int filled = 0;  ///< slots that were put and not yet taken
   int taken = 0;   ///< slots that were taken and not yet released
+  int peeked = 0;  ///< slots after those that have been looked at
   int next_put = 0;
   int next_take = 0;
   BufferUse* buffer = nullptr;  ///< a Buffer in the ring's slot
@@ -405,6 +418,8 @@ struct Target {
   using Pointer = T*;
   template <class T, int R, int C, Contract contract>
   using Shared = cpu::Shared<T, R, C, contract>;
+  template <class Codes, int R, int C>
+  using Widened = cpu::Widened<Codes, R, C>;
   template <class Slot, int Stages>
   using Ring = cpu::Ring<Slot, Stages>;
   template <class Slot, int Stages>

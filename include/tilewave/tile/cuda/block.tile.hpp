@@ -197,8 +197,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     this->sync_warpgroup();
   }
   template <class T, class Tile, int N>
-  TW_INLINE void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from) const {
-    load_vector(at, to, from);
+  TW_INLINE void load(ColumnVector<T, Tile>& to, const VectorBuffer<T, N>& from, int first = 0) const {
+    load_vector(at, to, from, first);
   }
   /// All threads that compute see the result when this returns.
   template <class T, class Tile, int N>

@@ -99,6 +99,7 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
 
   template <class G, class S>
   TW_INLINE void rows(const G& from, S& to, int first, int count, int row, int col, int i, int j) const {
+    if constexpr (is_strip<S>) return places(from, to, first, count, col, [&](int r) { return Place{row + r - first, i, j, true}; });
     using E = typename S::Element;
     const int line = thread / line_pieces, piece = thread % line_pieces;
     const int r0 = first + line, c = col + piece * width<S>;
@@ -131,6 +132,12 @@ struct AsyncCopy : TileCopy<AsyncCopy<Threads>> {
       const int r = first + line + n * rows_at_once;
       if (r >= first + count) continue;
       const Place place = place_of(r);
+      if constexpr (is_strip<S>) {
+        const auto* const source = from.template piece_at<const E>(place.row, col, place.i, place.j);
+        const bool inside = place.inside && static_cast<u32>(place.row) < static_cast<u32>(from.rows);
+        if (piece == n % line_pieces) ptx::copy_async_16(ptx::address(to.bytes) + static_cast<u32>(r * 16), source, inside);
+        continue;
+      }
       pieces<S>(from, ptx::address(to.bytes) + static_cast<u32>(r * kPanelBytes) + swizzled(r, piece),
                 reinterpret_cast<const u8*>(from.template piece_at<const E>(place.row, c, place.i, place.j)),
                 place.inside && static_cast<u32>(place.row) < static_cast<u32>(from.rows), c);

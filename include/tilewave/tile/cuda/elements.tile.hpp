@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/threads.tile.hpp"
+#include "tilewave/tile/cuda/widened.tile.hpp"
 
 namespace tw::cuda {
 
@@ -109,8 +110,8 @@ struct Elements : Threads<kWarps> {
     for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
   }
   /// Combines the partial results of the lanes and warpgroups that share a row.
-  template <class T, class Tile, class Op>
-  TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const RowExchange<T, Tile>& exchange, Op op) const {
+  template <class T, class Tile, class Exchange, class Op>
+  TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const Exchange& exchange, Op op) const {
     for (auto& x : vector.x) x = RowView<Tile>::across_lanes(x, op);
     exchange_rows<kWarps, Tile>(at, vector, exchange, op, [this] { sync(); });
   }
@@ -141,6 +142,23 @@ struct Elements : Threads<kWarps> {
           [](float a, float b) { return a + b; });
       sums.x[r] += sum;
     }
+  }
+  /// f(row) for each of N rows that widen() is to widen, in the threads that will.
+  template <int N, class Fn>
+  TW_INLINE auto values_of_rows(Fn f) const {
+    QuadRows<N, Base::threads, decltype(f(0))> rows(Base::thread());
+    TW_UNROLL
+    for (int n = 0; n < rows.count; ++n) {
+      if (rows.exists(n)) rows.x[n] = f(rows.row(n));
+    }
+    return rows;
+  }
+  /// tile(r, c) = code(r, c) factor(value of row r, c), rounded once to f16; zeros from row `end` on. The factor is an f16, the same for
+  /// every 64 columns. The tile's slot has been taken or peeked at. As after store() to a Buffer, a fence() and a barrier must come before
+  /// products.
+  template <class Codes, int R, int C, class Value, class Fn>
+  TW_INLINE void widen(Widened<Codes, R, C>& tile, const QuadRows<R, Base::threads, Value>& rows, int end, Fn factor) const {
+    cuda::widen(Base::thread(), tile, rows, end, factor);
   }
   /// Returns true if f holds for any of the vector's elements that this warp holds. Warps may differ.
   template <class T, class Tile, class Fn>

@@ -169,6 +169,46 @@ struct Shared {
   }
 };
 
+/// R rows of 16 bytes, one after the other: a few numbers for each row of another tile.
+template <class T, int R>
+struct Strip {
+  static constexpr int rows = R;
+  static constexpr int cols = 16 / static_cast<int>(sizeof(T));
+  static constexpr int panels = 1;
+  static constexpr int panel_bytes = R * 16;
+  static constexpr int panel_cols = cols;
+  static constexpr int box_rows = R;
+  static constexpr int box_cols = cols;
+  static constexpr int swizzle_bytes = 0;
+  using Element = T;
+  u8 bytes[R * 16];
+
+  TW_INLINE static constexpr int offset(int row, int col) { return row * 16 + col * static_cast<int>(sizeof(T)); }
+  TW_INLINE T get(int row, int col) const { return *reinterpret_cast<const T*>(bytes + offset(row, col)); }
+};
+template <class S>
+inline constexpr bool is_strip = requires {
+  S::swizzle_bytes;
+};
+/// The codes arrive in the second half of the tile's memory, their rows' scales in the first. Where a row's codes are, the same row's f16
+/// will be: so threads that share a row may widen it when all of them have read its codes.
+template <class CodesType, int R, int C>
+struct Widened : Shared<f16, R, C, Contract::columns> {
+  using Codes = Shared<CodesType, R, C, Contract::columns>;
+  static_assert(is_fp8<CodesType> && C % 128 == 0 && R % 8 == 0, TW_WIDENED);
+  static constexpr u32 arriving_bytes = sizeof(Codes);  ///< without scales
+
+  using Scales = Strip<float, R>;
+  TW_INLINE Codes& codes() { return *reinterpret_cast<Codes*>(this->bytes + sizeof(Codes)); }
+  TW_INLINE Scales& scales() { return *reinterpret_cast<Scales*>(this->bytes); }
+};
+/// The bytes that copies bring to a whole slot.
+template <class Slot>
+constexpr u32 arriving_bytes() {
+  if constexpr (requires { Slot::arriving_bytes; }) return Slot::arriving_bytes;
+  return sizeof(Slot);
+}
+
 /// A lane's word of a row of metadata: see sparse.tile.hpp.
 template <class S>
 TW_INLINE u32 metadata_word(const S& metadata, int row, int lane) {

@@ -15,11 +15,8 @@ inline constexpr int kTileQueueBytes = kPanelAlignment;
 struct Allocator {
   int tile_bytes;
 
-  constexpr int tiles(int bytes) {
-    const int at = tile_bytes;
-    tile_bytes += (bytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    return at;
-  }
+  constexpr int tiles(int bytes) { return place(tile_bytes, bytes, kPanelAlignment); }
+  constexpr int vectors(int bytes) { return place(tile_bytes, bytes, kVectorAlignment); }
 };
 
 /// A ring of `Stages` slots. Slot is a Shared tile, or a struct of tiles that arrive together.

@@ -26,6 +26,8 @@ struct Target {
   using Pointer = T*;
   template <class T, int R, int C, Contract contract>
   using Shared = cuda::Shared<T, R, C, contract>;
+  template <class Codes, int R, int C>
+  using Widened = cuda::Widened<Codes, R, C>;
   template <class Slot, int Stages>
   using Ring = cuda::Ring<Slot, Stages>;
   template <class Slot, int Stages>

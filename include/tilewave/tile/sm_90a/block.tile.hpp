@@ -28,8 +28,17 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
     if constexpr (Teams > 1) {
       if (--ring.until_turn == 0) end_turn();
     }
-    if constexpr (RingType::gathers) ptx::fence_proxy();  // the tensor cores are about to read what threads have copied
+    see_copies<RingType>();
     return ring.slot(cursor.index);
+  }
+  /// Waits until the slot is full that comes `ahead` slots after the next one to take. It is not taken.
+  template <class RingType>
+  TW_INLINE auto& peek(RingType& ring, int ahead) const {
+    const bool wraps = ring.next.index + ahead >= RingType::stages;
+    const int index = ring.next.index + ahead - (wraps ? RingType::stages : 0);
+    ptx::wait(ring.full_barrier(index), ring.next.parity ^ (wraps ? 1u : 0u));
+    see_copies<RingType>();
+    return ring.slot(index);
   }
   /// Frees the oldest slot taken. The products that read it must have finished.
   template <class RingType>
@@ -63,6 +72,14 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   TW_INLINE void solo(int n, Fn f) const {
     static_assert(Warpgroups == 2 && Teams == 1, TW_SOLO);
     if (is_soloist(n)) {
+      const auto one = alone();
+      f(one);
+    }
+  }
+  /// Calls f(one) in the other warpgroup, while solo n is played, before that warpgroup joins it.
+  template <class Fn>
+  TW_INLINE void meanwhile(int n, Fn f) const {
+    if (!is_soloist(n)) {
       const auto one = alone();
       f(one);
     }
@@ -390,6 +407,11 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   }
 
  private:
+  /// The tensor cores are about to read what threads have copied. Who widens it fences what it writes.
+  template <class RingType>
+  static TW_INLINE void see_copies() {
+    if constexpr (RingType::gathers && !requires { RingType::Slot::arriving_bytes; }) ptx::fence_proxy();
+  }
   TW_INLINE bool is_soloist(int n) const { return (n & 1) == warpgroup; }
   TW_INLINE auto alone() const { return Block<1, kTmaLoad, kTmaStore, Cluster>{kWarpgroupThreads * (1 + warpgroup), warpgroup}; }
   static constexpr u32 kHandOverThreads = Warpgroups * kWarpgroupThreads + 32;  // those that compute, and the warp that adds

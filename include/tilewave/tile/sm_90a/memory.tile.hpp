@@ -108,11 +108,8 @@ struct Allocator {
   bool gathers = false;  ///< whether there is a GatherRing
   int outboxes = 0;
 
-  constexpr int tiles(int bytes) {
-    const int at = tile_bytes;
-    tile_bytes += (bytes + kPanelAlignment - 1) / kPanelAlignment * kPanelAlignment;
-    return at;
-  }
+  constexpr int tiles(int bytes) { return cuda::place(tile_bytes, bytes, kPanelAlignment); }
+  constexpr int vectors(int bytes) { return cuda::place(tile_bytes, bytes, cuda::kVectorAlignment); }
   /// Allocates `count` barriers that complete after `arrivals`. Returns the index of the first.
   constexpr int barriers(int count, int arrivals) {
     const int at = barriers_used;

@@ -16,6 +16,7 @@ struct TmaCopy {
   /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
+    if constexpr (cuda::is_strip<S>) ptx::expect(barrier, sizeof to);  // put() does not expect these bytes
     TW_UNROLL
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
@@ -31,11 +32,12 @@ struct TmaCopy {
   /// Part of a tile that comes from several places: its rows `first` to `first` + count - 1, from (row, col) of (i, j) on. Parts are
   /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (CopiedRows).
   template <class G, class S>
-  TW_INLINE void part(const G& from, S& to, int first, int, int row, int col, int i = 0, int j = 0) const {
+  TW_INLINE void part(const G& from, S& to, int first, int count, int row, int col, int i = 0, int j = 0) const {
+    constexpr int row_bytes = S::panel_bytes / S::rows;
+    if constexpr (cuda::is_strip<S>) ptx::expect(barrier, static_cast<u32>(count * row_bytes));
     TW_UNROLL
     for (int panel = 0; panel < S::panels; ++panel)
-      ptx::load_4d(to.bytes + panel * S::panel_bytes + first * kPanelBytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i,
-                   j);
+      ptx::load_4d(to.bytes + panel * S::panel_bytes + first * row_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
   }
   /// The tile whose rows are the window that begins at (row, i, j). All of it may lie outside the tensor.
   template <class G, class S>
@@ -201,7 +203,7 @@ struct Producer {
         ptx::arrive(full);
       }
     } else if constexpr (kTma) {
-      ptx::arrive_expect(full, sizeof(typename RingType::Slot));
+      ptx::arrive_expect(full, cuda::arriving_bytes<typename RingType::Slot>());
       fill(TmaCopy<Cluster>{full, rank}, slot);
     } else {
       fill(cuda::StridedCopy<kWarpgroupThreads>(thread), slot);

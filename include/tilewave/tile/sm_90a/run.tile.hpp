@@ -14,9 +14,8 @@ namespace tw::sm_90a {
 /// must do); one that copies by itself needs more, and leaves as much as possible to accumulators that two warpgroups hold.
 template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int producer_registers() {
-  if (Warpgroups * Blocks > 2) return kOneLoads ? 32 : 56;
-  if (kOneLoads) return 40;
-  return Warpgroups == 2 ? 72 : 80;
+  if (Warpgroups * Blocks > 1) return !kOneLoads ? 56 : Warpgroups * Blocks > 2 ? 32 : 40;
+  return kOneLoads ? 40 : 80;
 }
 template <int Warpgroups, int Blocks, bool kOneLoads>
 constexpr int compute_registers() {

@@ -16,6 +16,8 @@ struct Target {
   using Pointer = T*;
   template <class T, int R, int C, Contract contract>
   using Shared = sm_90a::Shared<T, R, C, contract>;
+  template <class Codes, int R, int C>
+  using Widened = cuda::Widened<Codes, R, C>;
   template <class Slot, int Stages>
   using Ring = sm_90a::Ring<Slot, Stages>;
   template <class Slot, int Stages>
