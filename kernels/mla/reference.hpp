@@ -11,6 +11,9 @@
 
 namespace tw::kernels::mla {
 
+/// The largest relative error of a score with a cache of 8 bits: the ratio of a key's scales and the key are rounded to 11 bits.
+inline constexpr double kFp8KeyError = 0x1p-11;
+
 /// Attention's reference with one key head, of 576 columns, whose first 512 are the values. q: [batch, seqlen_q, heads, 576]; kv: [batch,
 /// tokens, 576]; lengths: [batch].
 struct PlainMla {
