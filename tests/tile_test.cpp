@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <random>
@@ -597,7 +598,7 @@ TEST_P(Tiles, WarpgroupsPlaySolosInTurn) {
 /// Codes, queries and scales are such that all sums are exact. The last block has rows past the end: of codes that are NaN, or of holes.
 template <bool kGathers>
 void check_widened(Device device, std::mt19937_64& random) {
-  const int batch = device.is_cuda() ? 300 : 3;
+  const int batch = device.is_cuda() ? 150 : 3;
   for (const int keys : {1, 64, 100, 130, 500}) {
     SCOPED_TRACE(keys);
     const int rows = 520;
@@ -615,6 +616,9 @@ void check_widened(Device device, std::mt19937_64& random) {
     }
     std::vector<double> o(static_cast<std::size_t>(batch) * 64 * 128);
     for (int b = 0; b < batch; ++b) {
+      std::array<double, 64 * 128> queries;
+      for (int n = 0; n < 64 * 128; ++n) queries[static_cast<std::size_t>(n)] = static_cast<float>(q.data<f16>()[b * 64 * 128 + n]);
+      double* const sums = o.data() + static_cast<std::ptrdiff_t>(b) * 64 * 128;
       for (int n = 0; n < keys; ++n) {
         const int row = list.data<std::int32_t>()[n];
         if (row < 0) continue;
@@ -625,8 +629,9 @@ void check_widened(Device device, std::mt19937_64& random) {
         }
         for (int m = 0; m < 64; ++m) {
           double weight = 0;
-          for (int d = 0; d < 128; ++d) weight += static_cast<double>(static_cast<float>(q.data<f16>()[(b * 64 + m) * 128 + d])) * key[d];
-          for (int d = 0; d < 128; ++d) o[at({b, m, d}, {batch, 64, 128})] += std::max(weight, 0.0) * key[d];
+          for (int d = 0; d < 128; ++d) weight += queries[static_cast<std::size_t>(m * 128 + d)] * key[d];
+          if (weight <= 0) continue;
+          for (int d = 0; d < 128; ++d) sums[m * 128 + d] += weight * key[d];
         }
       }
     }
