@@ -7,15 +7,6 @@
 
 namespace tw::cuda {
 
-/// Of vectors, which may lie closer together than tiles.
-inline constexpr int kVectorAlignment = 16;
-/// Reserves `bytes` of shared memory, of which `used` are in use. Returns where they begin.
-constexpr int place(int& used, int bytes, int alignment) {
-  const int at = (used + alignment - 1) / alignment * alignment;
-  used = at + bytes;
-  return at;
-}
-
 /// A tile owned by the computing threads, with the layout of a Shared tile.
 template <class T, int R, int C, Contract kContract>
 struct Buffer {

@@ -223,6 +223,15 @@ struct Scratch {
   constexpr explicit Scratch(auto& allocator) : offset(allocator.tiles(warps * C * static_cast<int>(sizeof(T)))) {}
 };
 
+/// Of vectors, which may lie closer together than tiles.
+inline constexpr int kVectorAlignment = 16;
+/// Reserves `bytes` of shared memory, of which `used` are in use. Returns where they begin.
+constexpr int place(int& used, int bytes, int alignment) {
+  const int at = (used + alignment - 1) / alignment * alignment;
+  used = at + bytes;
+  return at;
+}
+
 /// The start of the block's dynamic shared memory.
 TW_INLINE u8* shared_memory() {
 #if TW_ON_GPU
