@@ -73,7 +73,7 @@ struct Decode {
 
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
-      for_groups([&](auto g) { block.fill(state.out[g.value], 0.0f); });
+      for_groups<kGroups>([&](auto g) { block.fill(state.out[g.value], 0.0f); });
       if (w.blocks == 0) return;
       const Q& q = block.take(memory.q);
       for (int step = 0; step < w.blocks; ++step) {
@@ -82,13 +82,13 @@ struct Decode {
         Scores scores;
         const Rotary& rotary = block.take(memory.rotary);
         block.solo(step, [&](auto& one) { one.mma(scores, view_columns<kLatent, kRotary>(q), rotary, true); });
-        for_groups([&](auto g) {
+        for_groups<kGroups>([&](auto g) {
           constexpr int group = decltype(g)::value;
           const K& k = *(keys[group] = &block.take(memory.keys));
           block.solo(step, [&](auto& one) { one.mma(scores, view_columns<group * kGroup, kGroup>(q), k, false); });
         });
         const auto rescale = [&](const auto& decay) {
-          for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
+          for_groups<kGroups>([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
         };
         block.solo(step, [&](auto& one) { make_weights(one, p, w, step, memory, scores, state.softmax, weights, rescale); });
         block.join(step, [&](auto& one) {
@@ -98,8 +98,9 @@ struct Decode {
         block.release(memory.rotary);
         // Other tokens follow the sequence's last one. They may be NaN, which weights of 0 would not hide.
         const int key0 = (w.begin + step) * N;
-        if (!kGathers<kCache> && key0 + N > w.seqlen) for_groups([&](auto g) { block.zero_rows(*keys[g.value], w.seqlen - key0); });
-        add_output(block, memory, weights, keys, state);
+        if (!kGathers<kCache> && key0 + N > w.seqlen)
+          for_groups<kGroups>([&](auto g) { block.zero_rows(*keys[g.value], w.seqlen - key0); });
+        add_output<Target>(block, memory, weights, keys, state.out);
       }
       block.release(memory.q);
       state.softmax.complete(block, memory.exchange);
@@ -110,7 +111,7 @@ struct Decode {
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
       typename Softmax::PerRow factor;
       state.softmax.factors(block, p, w, factor);
-      for_groups([&](auto g) {
+      for_groups<kGroups>([&](auto g) {
         block.map(state.out[g.value], factor, [](auto x, auto f) { return x * f; });
         store_output(block, p, w, state.out[g.value], g.value * kGroup);
       });
@@ -133,24 +134,6 @@ struct Decode {
       else
         one.convert(weights, scores);
       one.store(scores, memory.weights);
-    }
-    /// Multiplies the weights and each group of the keys' columns, which is released as soon as it has been read.
-    TW_INLINE static void add_output(auto& block, Memory& memory, const auto& weights, K* (&keys)[kGroups], State& state) {
-      for_groups([&](auto g) {
-        const auto values = view<Contract::rows>(*keys[g.value]);
-        if constexpr (products_are_synchronous<Target>)
-          block.mma(state.out[g.value], memory.weights, values, false);
-        else
-          block.mma(state.out[g.value], weights, values, false);
-      });
-      for_groups([&](auto g) {
-        block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
-        block.release(memory.keys);
-      });
-    }
-    TW_INLINE static void for_groups(auto f) {
-      f(Constant<0>{}), f(Constant<1>{});
-      if constexpr (kGroups == 4) f(Constant<2>{}), f(Constant<3>{});
     }
   };
 };

@@ -95,7 +95,7 @@ struct DecodeFp8 {
     TW_INLINE static void compute(auto& block, const Params& p, const Work& w, Memory& memory, State& state) {
       state.softmax.begin(block);
       if (w.blocks > 0) load_queries(block, p, w, memory, state);
-      for_groups([&](auto g) { block.fill(state.out[g.value], 0.0f); });
+      for_groups<kGroups>([&](auto g) { block.fill(state.out[g.value], 0.0f); });
       if (w.blocks == 0) return;
       if constexpr (!products_are_synchronous<Target>) {
         block.solo(0, [&](auto& one) { widen(one, w, 0, memory, [&](int g) -> K& { return block.peek(memory.keys, g); }); });
@@ -104,17 +104,17 @@ struct DecodeFp8 {
         K* keys[kGroups];
         WeightOperand weights;
         Scores scores;
-        for_groups([&](auto g) { keys[g.value] = &block.take(memory.keys); });
+        for_groups<kGroups>([&](auto g) { keys[g.value] = &block.take(memory.keys); });
         if constexpr (products_are_synchronous<Target>) widen(block, w, step, memory, [&](int g) -> K& { return *keys[g]; });
         block.solo(step, [&](auto& one) {
-          for_groups([&](auto g) {
+          for_groups<kGroups>([&](auto g) {
             constexpr int group = decltype(g)::value;
             one.mma(scores, queries<group>(memory), *keys[group], group == 0);
           });
         });
         const Rotary& rotary = block.take(memory.rotary);
         const auto rescale = [&](const auto& decay) {
-          for_groups([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
+          for_groups<kGroups>([&](auto g) { block.map(state.out[g.value], decay, [](auto x, auto d) { return x * d; }); });
         };
         block.solo(step, [&](auto& one) {
           PerKey scale;
@@ -135,7 +135,7 @@ struct DecodeFp8 {
           one.load(weights, memory.weights);
         });
         block.release(memory.rotary);
-        add_output(block, memory, weights, keys, state);
+        add_output<Target>(block, memory, weights, keys, state.out);
       }
       state.softmax.complete(block, memory.exchange);
     }
@@ -145,7 +145,7 @@ struct DecodeFp8 {
       if (p.partial.data != nullptr && w.blocks == 0) return;  // an lse of -infinity says so
       PerRow factor;
       state.softmax.factors(block, p, w, factor);
-      for_groups([&](auto g) {
+      for_groups<kGroups>([&](auto g) {
         block.map(state.out[g.value], factor, [](auto x, auto f) { return x * f; });
         store_output(block, p, w, state.out[g.value], g.value * kGroup);
       });
@@ -191,7 +191,7 @@ struct DecodeFp8 {
         state.factor[i] = p.scale_log2 / x;
       });
       store(rotary, memory.rotary_q);
-      for_groups([&](auto g) {
+      for_groups<kGroups>([&](auto g) {
         Output x;
         block.load(x, p.q, w.first_row, g.value * kGroup, w.batch);
         store(x, queries<decltype(g)::value>(memory));
@@ -214,7 +214,7 @@ struct DecodeFp8 {
         return Ratios{f16(s[0] * inverse), f16(s[1] * inverse), f16(s[2] * inverse), f16(s[3] * inverse)};
       });
       one.sync();  // keys will be where scales were
-      for_groups([&](auto g) {
+      for_groups<kGroups>([&](auto g) {
         constexpr int group = decltype(g)::value;
         one.widen(keys(group), ratios, w.seqlen - key0, [](const auto& r, int) { return r.x[group]; });
       });
@@ -241,21 +241,6 @@ struct DecodeFp8 {
         one.convert(weights, scores);
       one.store(scores, memory.weights);
     }
-    /// Multiplies the weights and each group of the keys' columns, which is released as soon as it has been read.
-    TW_INLINE static void add_output(auto& block, Memory& memory, const auto& weights, K* (&keys)[kGroups], State& state) {
-      for_groups([&](auto g) {
-        const auto values = view<Contract::rows>(*keys[g.value]);
-        if constexpr (products_are_synchronous<Target>)
-          block.mma(state.out[g.value], memory.weights, values, false);
-        else
-          block.mma(state.out[g.value], weights, values, false);
-      });
-      for_groups([&](auto g) {
-        block.wait(leave<kGroups - 1 - g.value>, state.out[g.value]);
-        block.release(memory.keys);
-      });
-    }
-    TW_INLINE static void for_groups(auto f) { f(Constant<0>{}), f(Constant<1>{}), f(Constant<2>{}), f(Constant<3>{}); }
   };
 };
 

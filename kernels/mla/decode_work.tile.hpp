@@ -193,8 +193,7 @@ struct SharedSoftmax {
     block.fill(base, kUnseen);
     block.fill(sum, 0.0f);
   }
-  /// Replaces scores by their weights, and adds these to the sums. rescale(decay) multiplies the
-  /// output so far by a factor for each row.
+  /// Replaces scores by their weights, and adds these to the sums. rescale(decay) multiplies the output so far by a factor for each row.
   template <class Rescale>
   TW_INLINE void add(auto& one, const auto& p, const auto& exchange, Scores& scores, Rescale rescale) {
     PerRow largest;
@@ -288,6 +287,31 @@ struct SharedSoftmax {
     });
   }
 };
+
+/// f(Constant<0>{}) to f(Constant<Count - 1>{}), Count 2 or 4: for each group of columns.
+template <int Count>
+TW_INLINE void for_groups(auto f) {
+  static_assert(Count == 2 || Count == 4);
+  f(Constant<0>{}), f(Constant<1>{});
+  if constexpr (Count == 4) f(Constant<2>{}), f(Constant<3>{});
+}
+
+/// Multiplies the weights, which are in registers or, where products are synchronous, in memory, by each group of the keys' columns. A
+/// group is released as soon as it has been read.
+template <class Target, class K, class Output, int kGroups>
+TW_INLINE void add_output(auto& block, auto& memory, const auto& weights, K* (&keys)[kGroups], Output (&out)[kGroups]) {
+  for_groups<kGroups>([&](auto g) {
+    const auto values = view<Contract::rows>(*keys[g.value]);
+    if constexpr (products_are_synchronous<Target>)
+      block.mma(out[g.value], memory.weights, values, false);
+    else
+      block.mma(out[g.value], weights, values, false);
+  });
+  for_groups<kGroups>([&](auto g) {
+    block.wait(leave<kGroups - 1 - g.value>, out[g.value]);
+    block.release(memory.keys);
+  });
+}
 
 /// Stores columns of the output from `col` on, to p.o or as a split's.
 TW_INLINE void store_output(auto& block, const auto& p, const DecodeWork& w, const auto& out, int col) {
