@@ -55,7 +55,7 @@ struct DecodeFp8 {
       Keys<K, blocks * kGroups> keys;
       Keys<Rotary, blocks> rotary;
       Weights weights;
-      VectorBuffer<Target, float, 4 * N> key_scales;  ///< of every second block: s, and log2 s
+      VectorBuffer<Target, float, 4 * N> key_scales;  ///< of even and of odd blocks: each key's s, then log2 s
       VectorBuffer<Target, float, kRows> base;
       RowExchange<Target, float, Scores> exchange;
       explicit constexpr Memory(auto& block)
@@ -206,7 +206,7 @@ struct DecodeFp8 {
       const auto& scales = keys(0).scales();
       const auto ratios = one.template values_of_rows<N>([&](auto row) {
         const float s[] = {scales.get(row, 0), scales.get(row, 1), scales.get(row, 2), scales.get(row, 3)};
-        // Of a key that is 0, or does not exist, the scale must only be a number whose logarithm is one.
+        // Any scale will do for a key that is zero or does not exist, if its logarithm is finite.
         const float largest = key0 + row < w.seqlen ? max(max(max(s[0], s[1]), max(s[2], s[3])), 0x1p-60f) : 1.0f;
         const float inverse = reciprocal(largest);
         to[step % 2 * 2 * N + row] = largest;

@@ -97,10 +97,10 @@ struct InPage {
   }
 };
 
-/// Where a key's row is: its number in the gathered cache, -1 where there is no key.
+/// The number of a key's row in a cache that is gathered, or -1 where there is no key.
 template <Cache kCache>
 TW_INLINE int row_of_key(const auto& p, const DecodeWork& w, int key) {
-  // Without branches, so that all numbers are on their way at the same time. Those that are not tokens wrap around, and are not used.
+  // There are no branches, so that the loads of all numbers overlap. A number that is no token wraps around, and its row is not used.
   if constexpr (kCache == Cache::selected) {
     const int entry = *p.indices.template at<const i32>(w.batch, min(key, w.seqlen - 1), 0, 0);
     const u32 token = static_cast<u32>(entry), size = static_cast<u32>(p.page_size);
@@ -111,6 +111,7 @@ TW_INLINE int row_of_key(const auto& p, const DecodeWork& w, int key) {
     return key < w.seqlen ? at.page * p.page_step + at.token : -1;
   }
 }
+
 /// Where the N keys from key0 on are, for load_keys(): one number for each row that is gathered, -1 where there is no key; a place for each
 /// page. They are looked up once for all columns, before the producer waits for room.
 template <Cache kCache, int N>

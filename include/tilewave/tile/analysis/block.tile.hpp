@@ -255,8 +255,8 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
   }
   /// Each warpgroup writes its part of each row to the exchange and reads all parts.
-  template <class T, class Tile, class Other, class Op>
-  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Other>&, Op) const {
+  template <class T, class Tile, class Op>
+  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Tile>&, Op) const {
     cost.f32 += static_cast<u64>(Tile::rows) * (RowExchange<T, Tile>::parts() - 1);
     tally.shared += 2 * RowExchange<T, Tile>::bytes;
     sync();
@@ -304,9 +304,10 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void transpose(const Fragment<T, R, C, kKind>& from, Fragment<T, C, R, kKind>& to) const {
     to.x = from.x;
   }
-  template <class F, class U>
-  void add_products(RowVector<float, F>&, const F&, const ColumnVector<U, F>&) const {
-    cost.f32 += 2 * static_cast<u64>(F::rows) * F::cols;
+  template <class T, int R, int C, TileKind kKind, class U>
+  void add_products(RowVector<float, Fragment<T, R, C, kKind>>&, const Fragment<T, R, C, kKind>&,
+                    const ColumnVector<U, Fragment<T, R, C, kKind>>&) const {
+    cost.f32 += 2 * static_cast<u64>(R) * C;
   }
   template <class F, class G, class H>
   void add_products(RowVector<float, F>& sums, const G& tile, int row0, int tile_i, const H& vector, int vector_i, int col0) const {

@@ -210,8 +210,8 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     static_assert(!splits_rows<Tile>, TW_SPLIT_ROW);
   }
   /// A CPU thread holds whole rows, so there is nothing to combine.
-  template <class T, class Tile, class Other, class Op>
-  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Other>&, Op) const {
+  template <class T, class Tile, class Op>
+  void combine_rows(RowVector<T, Tile>&, const RowExchange<T, Tile>&, Op) const {
     sync();
   }
   template <int N, class Fn>
@@ -246,12 +246,12 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
         for (int c = 0; c < F::cols; ++c) tile.x[r * F::cols + c] = f(tile.x[r * F::cols + c], value_at<F>(operands, r, c)...);
     }
   }
-  template <class F, class U>
-  TW_INLINE void add_products(RowVector<float, F>& sums, const F& tile, const ColumnVector<U, F>& vector) const {
-    constexpr int columns = F::cols;
-    for (int r = 0; r < F::rows; ++r) {
-      sums.x[r] += fold_columns<Sum, columns>(
-          [&](int c) { return static_cast<float>(tile.x[r * columns + c]) * static_cast<float>(vector.data()[c]); });
+  template <class T, int R, int C, TileKind kKind, class U>
+  TW_INLINE void add_products(RowVector<float, Fragment<T, R, C, kKind>>& sums, const Fragment<T, R, C, kKind>& tile,
+                              const ColumnVector<U, Fragment<T, R, C, kKind>>& vector) const {
+    for (int r = 0; r < R; ++r) {
+      sums.x[r] +=
+          fold_columns<Sum, C>([&](int c) { return static_cast<float>(tile.x[r * C + c]) * static_cast<float>(vector.data()[c]); });
     }
   }
   template <class F, class G, class H>

@@ -93,10 +93,10 @@ constexpr int row_parts_of() {
 /// One value for each row and each of its parts.
 template <class T, class Tile>
 struct RowExchange {
-  static constexpr int rows = Tile::rows, parts = row_parts_of<Tile>();
+  static constexpr int parts = row_parts_of<Tile>();
   int offset;
-  constexpr explicit RowExchange(auto& allocator) : offset(allocator.vectors(rows * parts * static_cast<int>(sizeof(T)))) {}
-  TW_INLINE T& at(int part, int row) const { return reinterpret_cast<T*>(shared_memory() + offset)[part * rows + row]; }
+  constexpr explicit RowExchange(auto& allocator) : offset(allocator.vectors(Tile::rows * parts * static_cast<int>(sizeof(T)))) {}
+  TW_INLINE T& at(int part, int row) const { return reinterpret_cast<T*>(shared_memory() + offset)[part * Tile::rows + row]; }
 };
 
 /// Neighbours in a row that a thread copies between a tile in registers and one in shared memory at once: up to 16 bytes, which no swizzle
@@ -151,11 +151,11 @@ TW_INLINE void load_vector(const Position& at, ColumnVector<T, Tile>& to, const 
 
 /// Combines the values of the kWarps warps that have parts of the rows of F, always in the same order, so that all warps get the same bits.
 /// sync() waits for all threads.
-template <int kWarps, class F, class T, class Other, class Op, class Sync>
-TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, Other>& exchange, Op op, Sync sync) {
+template <int kWarps, class F, class T, class Op, class Sync>
+TW_INLINE void exchange_rows(const Position& at, RowVector<T, F>& vector, const RowExchange<T, F>& exchange, Op op, Sync sync) {
   constexpr int row_warps = F::warps / F::column_warps, parts = kWarps / row_warps;
   if constexpr (parts > 1) {
-    static_assert(parts == RowExchange<T, Other>::parts && F::rows == RowExchange<T, Other>::rows, TW_SPLIT_ROW);
+    static_assert(parts == RowExchange<T, F>::parts, TW_SPLIT_ROW);
     if (at.lane % F::row_threads == 0) {
       TW_UNROLL
       for (int i = 0; i < vector.size; ++i) exchange.at(at.block_warp() / row_warps, vector.row(at, i)) = vector.x[i];

@@ -110,8 +110,8 @@ struct Elements : Threads<kWarps> {
     for (auto& x : sums.x) x = RowView<Tile>::across(x, [](float a, float b) { return a + b; });
   }
   /// Combines the partial results of the lanes and warpgroups that share a row.
-  template <class T, class Tile, class Exchange, class Op>
-  TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const Exchange& exchange, Op op) const {
+  template <class T, class Tile, class Op>
+  TW_INLINE void combine_rows(RowVector<T, Tile>& vector, const RowExchange<T, Tile>& exchange, Op op) const {
     for (auto& x : vector.x) x = RowView<Tile>::across_lanes(x, op);
     exchange_rows<kWarps, Tile>(at, vector, exchange, op, [this] { sync(); });
   }
@@ -153,9 +153,9 @@ struct Elements : Threads<kWarps> {
     }
     return rows;
   }
-  /// tile(r, c) = code(r, c) factor(value of row r, c), rounded once to f16; zeros from row `end` on. The factor is an f16, the same for
-  /// every 64 columns. The tile's slot has been taken or peeked at. As after store() to a Buffer, a fence() and a barrier must come before
-  /// products.
+  /// tile(r, c) = code(r, c) * factor(x, c), where x is the value of row r, rounded once to f16; zeros from row `end` on. The factor is an
+  /// f16, the same for every 64 columns. The tile's slot has been taken or peeked at. As after store() to a Buffer, a fence() and a barrier
+  /// must come before products.
   template <class Codes, int R, int C, class Value, class Fn>
   TW_INLINE void widen(Widened<Codes, R, C>& tile, const QuadRows<R, Base::threads, Value>& rows, int end, Fn factor) const {
     cuda::widen(Base::thread(), tile, rows, end, factor);

@@ -187,9 +187,9 @@ struct Strip {
   TW_INLINE T get(int row, int col) const { return *reinterpret_cast<const T*>(bytes + offset(row, col)); }
 };
 template <class S>
-inline constexpr bool is_strip = requires {
-  S::swizzle_bytes;
-};
+inline constexpr bool is_strip = false;
+template <class T, int R>
+inline constexpr bool is_strip<Strip<T, R>> = true;
 /// The codes arrive in the second half of the tile's memory, their rows' scales in the first. Where a row's codes are, the same row's f16
 /// will be: so threads that share a row may widen it when all of them have read its codes.
 template <class CodesType, int R, int C>
@@ -223,9 +223,9 @@ struct Scratch {
   constexpr explicit Scratch(auto& allocator) : offset(allocator.tiles(warps * C * static_cast<int>(sizeof(T)))) {}
 };
 
-/// Of vectors, which may lie closer together than tiles.
+/// The alignment of vectors, which may lie closer together than tiles.
 inline constexpr int kVectorAlignment = 16;
-/// Reserves `bytes` of shared memory, of which `used` are in use. Returns where they begin.
+/// Reserves `bytes` of shared memory behind the first `used` bytes, and counts them as used, too. Returns where they begin.
 constexpr int place(int& used, int bytes, int alignment) {
   const int at = (used + alignment - 1) / alignment * alignment;
   used = at + bytes;

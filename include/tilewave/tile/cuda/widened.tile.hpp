@@ -24,7 +24,8 @@ struct QuadRows {
   TW_INLINE bool exists(int n) const { return N % step == 0 || row(n) < N; }
 };
 
-/// tile(r, c) = code(r, c) factor(value of row r, c), rounded once, and zeros from row `end` on. thread: of those that share the tile.
+/// tile(r, c) = code(r, c) * factor(x, c), where x is the value of row r, rounded once; zeros from row `end` on. `thread`: the number of
+/// the caller among the `Threads` that widen the tile.
 template <class Codes, int R, int C, int Threads, class Value, class Fn>
 TW_INLINE void widen(int thread, Widened<Codes, R, C>& tile, const QuadRows<R, Threads, Value>& rows, int end, Fn factor) {
   using Rows = QuadRows<R, Threads, Value>;
