@@ -22,14 +22,18 @@ std::atomic<bool> poison{true};
 
 void schedule_error(const char* what) { throw Error(std::string("the kernel's schedule is wrong: ") + what); }
 
-void await_turn(const u32* counter, u32 value) {
+void wait_for_others(Waiting& waiting, const char* wrong) {
   constexpr auto kLongest = std::chrono::minutes(5);  // a tile under a sanitizer takes seconds
-  const auto begin = std::chrono::steady_clock::now();
-  while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) != value) {
-    if (cpu_threads() == 1 || std::chrono::steady_clock::now() - begin > kLongest)
-      schedule_error("wait_turn() or wait_for() waits for what no block passes or announces");
-    std::this_thread::yield();
-  }
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  if (waiting.since == 0) waiting.since = now.count();
+  if (cpu_threads() == 1 || now - decltype(now)(waiting.since) > kLongest) schedule_error(wrong);
+  std::this_thread::yield();
+}
+
+void await_turn(const u32* counter, u32 value) {
+  Waiting waiting;
+  while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) != value)
+    wait_for_others(waiting, "wait_turn() or wait_for() waits for what no block passes or announces");
 }
 
 bool poison_released_slots() { return poison.load(std::memory_order_relaxed); }

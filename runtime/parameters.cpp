@@ -81,7 +81,9 @@ std::vector<std::string> declared_globals(std::string_view kernel, std::string_v
     body = body.find(';') == std::string_view::npos ? std::string_view() : body.substr(body.find(';') + 1);
     if (statement.substr(0, 4) == "tw::") statement.remove_prefix(4);
     const std::size_t angle = statement.find('<');
-    if (angle == std::string_view::npos || (statement.substr(0, angle) != "Global" && statement.substr(0, angle) != "Windowed")) continue;
+    if (angle == std::string_view::npos) continue;
+    const std::string_view type = statement.substr(0, angle);
+    if (type != "Global" && type != "Windowed" && type != "Awaited") continue;
     std::string_view declared = statement.substr(angle);
     declared.remove_prefix(std::min(inside(declared, '<', '>').size() + 2, declared.size()));
     while (!declared.empty()) {

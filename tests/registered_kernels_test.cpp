@@ -256,12 +256,14 @@ TEST(RegisteredKernels, DecodingStep) {
     return kernel.analyze(ShapeValues(text, kernel.shape));
   };
   const Analysis one = analyze_layers(1), two = analyze_layers(2);
-  // Rows of 256 bytes: those of qkv, out (four of them each), gate_up and down; 31 keys and values; two norms, in eight equal rows. Of each
-  // head the sums of the only split that has keys, its maximum and its sum, which the tile itself has written.
-  EXPECT_EQ(two.unique_read - one.unique_read, 256u * (6 * 128 + 4 * 128 + 2 * 128 + 128 + 2 * 31 + 2 * 8) + 4u * (512 + 8));
-  // The heads' rows; x twice; what is between gate_up and down; of each head the only split that has keys in f32, with a maximum and a sum,
-  // and what is made of it.
-  EXPECT_EQ(two.global_written - one.global_written, 256u * (6 + 2 + 1 + 4) + 4u * (512 + 8));
+  // In rows of 256 bytes: weights of qkv, out (four of them each), gate_up and down; two norms; 31 keys and values; of the rotation's
+  // angles 32 bytes for each of 8 pairs of groups of each of six heads, twice. What tiles hand to others: x before and after attention,
+  // queries and what is attended, the new key and value, what is between gate_up and down; of each head the sums of the only split that has
+  // keys, in f32, and the maxima and sums of all 32 splits.
+  const unsigned weights = 6 * 128 + 4 * 128 + 2 * 128 + 128, handed_over = 2 + 2 * 4 + 2 + 1 + 4 * 2 + 4;
+  EXPECT_EQ(two.unique_read - one.unique_read, 256u * (weights + 2 + 2 * 31 + 2 * 6 + handed_over));
+  // All of that, and the new key and value in the cache, too.
+  EXPECT_EQ(two.global_written - one.global_written, 256u * (handed_over + 2));
   EXPECT_EQ(inside(two, OperandType::bf16) - inside(one, OperandType::bf16), 2u * 128 * 128 * (6 + 4 + 2 + 1));
 }
 

@@ -862,6 +862,12 @@ struct ThroughTurns {
   };
 };
 
+/// Tiles in order, each to the next block: a tile waits only for tiles before it.
+struct InOrderOfTiles {
+  static constexpr Dispatch dispatch = Dispatch::persistent;
+  TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
+};
+
 /// The sum of all tiles of x: the last one waits for the others, and adds what they saved.
 template <int R, int C>
 struct SavedSums {
@@ -871,10 +877,7 @@ struct SavedSums {
     static constexpr int rows = R;
     static constexpr bool waits = true;
     using Sum = Fragment<Target, float, R, C>;
-    struct Schedule {
-      static constexpr Dispatch dispatch = Dispatch::persistent;
-      TW_INLINE static constexpr Tile at(const TileGrid&, int i) { return {i, 0, 0}; }
-    };
+    using Schedule = InOrderOfTiles;
     struct Params {
       Global<Target, const float> x;
       Global<Target, float> saved;  ///< [tiles, R, C]
@@ -898,21 +901,22 @@ struct SavedSums {
   };
 };
 
-/// Row n of each part is the sums of the columns of a tile of x: of `Count` tiles for each tile of the grid. The last one adds up all
-/// parts.
+/// Row n of each part is the sums of the columns of a tile of x: of `Count` tiles for each tile of the grid. The last one waits for all
+/// parts, and adds them up.
 template <int Count, int R, int C>
 struct SumsByTheLast {
   static constexpr const char* source = kTileKernels;
   template <class Target>
   struct On {
     static constexpr int warps = 8;
+    static constexpr bool waits = true;
     using X = Rows<Target, float, R, C, warps, 8>;
     using Sums = Rows<Target, float, warps, C, warps>;
+    using Schedule = InOrderOfTiles;
     struct Params {
       Global<Target, const float, X> x;
-      Global<Target, float, Sums> parts;  ///< [tiles, 8, C]
-      Global<Target, float, Sums> sum;    ///< [8, C]
-      Pointer<Target, u32> counter;
+      Awaited<Target, float, Sums> parts;  ///< [tiles, 8, C]
+      Global<Target, float, Sums> sum;     ///< [8, C]
       int tiles;
     };
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
@@ -922,14 +926,109 @@ struct SumsByTheLast {
       Sums sums, part;
       block.column_fold(x, sums, [](auto a, auto b) { return a + b; });
       block.store(sums, p.parts, 0, 0, t.m);
-      if (!block.announces_last(p.counter, 0, t.m, p.tiles)) return;
+      if (t.m + 1 < p.tiles) return;
       block.fill(sums, 0.0f);
       TW_NO_UNROLL
       for (int i = 0; i < p.tiles; ++i) {
-        block.load(part, p.parts, 0, 0, i);
+        block.await([&](auto& loads) { loads.load(part, p.parts, 0, 0, i); });
         block.map(sums, part, [](auto a, auto b) { return a + b; });
       }
       block.store(sums, p.sum, 0, 0);
+    }
+  };
+};
+
+/// y(t) = the products of x's rows with the rows of tile t of integers. `One`: x has one row, which is spread over all rows.
+template <class T, int N, int C, bool One>
+struct DigitProducts {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = 8;
+    using Codes = Shared<Target, i8, 16, C>;
+    using Operand = DividedOperand<Target, T, N, C, warps>;
+    using Out = Rows<Target, float, 2 * warps, 16, warps, 1>;
+    struct Params {
+      Global<Target, const T, Rows<Target, float, warps, C, warps, 8>> x;  ///< [N or 1, C]
+      Global<Target, const i8, Codes> codes;                               ///< [16 tiles, C]
+      Global<Target, float, Out> y;                                        ///< [tiles, N, 16]
+    };
+    struct Memory {
+      Ring<Target, Codes, 2> codes;
+      Scratch<Target, float, 16 * warps, 16 * N> sums;
+      explicit constexpr Memory(auto& block) : codes(block), sums(block) {}
+    };
+    struct State {};
+    TW_INLINE static int steps(const Params&, Tile) { return 1; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int, Memory& memory) {
+      producer.put(memory.codes, [&](auto copy, Codes& codes) { copy.tile(p.codes, codes, t.m * 16, 0); });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
+      Operand operand;
+      DigitScales<Target, N, warps> scales;
+      if constexpr (One) {
+        DividedRow<Target, T, C, warps> row;
+        block.load(row, p.x, 0, 0);
+        block.make_digits(row, scales);
+        block.spread(operand, row);
+      } else {
+        block.load(operand, p.x, 0, 0);
+        block.make_digits(operand, scales);
+      }
+      DividedSums<Target, 16, N, warps> sums;
+      block.fill(sums, 0.0f);
+      block.add_products(sums, block.take(memory.codes), operand, scales);
+      block.release(memory.codes);
+      Out out;
+      block.complete(sums, out, memory.sums);
+      block.store(out, p.y, 0, 0, t.m);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
+enum class RelaySlip { none, stores_twice, waits_for_itself };
+/// y(t) = y(t - 1) + x(t), tile after tile: each waits for the one before. What a tile loads of y(t - 1) with its rows in reverse order,
+/// and of its row 3 alone, is stored, too.
+template <class T, RelaySlip slip = RelaySlip::none>
+struct Relay {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = 8, height = 8, width = 256;
+    static constexpr bool waits = true;
+    using X = Rows<Target, float, height, width, warps, 8>;
+    using Schedule = InOrderOfTiles;
+    struct Params {
+      Global<Target, const float, X> x;  ///< [tiles, height, width], as the others
+      Awaited<Target, T, X> y;
+      Global<Target, float, X> copies, reversed, third;
+    };
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      X x, before, reversed, third;
+      ColumnVector<Target, float, X> row;
+      block.load(x, p.x, 0, 0, t.m);
+      const int from = slip == RelaySlip::waits_for_itself ? t.m : t.m - 1;
+      if (from >= 0) {
+        const auto load = [&](auto& loads) {
+          loads.load(before, p.y, 0, 0, from);
+          loads.gather(
+              reversed, p.y, [](int r) { return height - 1 - r; }, 0, from);
+          loads.load(row, p.y, 3, 0, from);
+        };
+        if (t.m % 2 == 0)
+          block.await(load);
+        else
+          block.await(block.attempt(load), load);
+        block.map(x, before, [](auto a, auto b) { return a + b; });
+        block.fill(third, 0.0f);
+        block.map(third, row, [](auto, auto y) { return y; });
+        block.store(reversed, p.reversed, 0, 0, t.m);
+        block.store(third, p.third, 0, 0, t.m);
+      }
+      block.store(x, p.y, 0, 0, t.m);
+      if (slip == RelaySlip::stores_twice) block.store(x, p.y, 0, 0, t.m);
+      block.store(x, p.copies, 0, 0, t.m);
     }
   };
 };

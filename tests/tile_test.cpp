@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/format.hpp"
@@ -17,6 +20,7 @@
 #include "tests/placed_tensor.hpp"
 #include "tests/support.hpp"
 #include "tilewave/analyze.hpp"
+#include "tilewave/device.hpp"
 
 namespace tw::test {
 namespace {
@@ -498,13 +502,12 @@ void check_sums_by_the_last(const Device& device, int count, int rows, int cols,
     expected[static_cast<std::size_t>(row / rows % count * cols + col)] += values[i];
   }
   for (int repetition = 0; repetition < 50; ++repetition) {
-    PlacedTensor parts({kTiles, 8, cols}, DType::f32, device), sum({8, cols}, DType::f32, device, {.gap = 8});
-    const Tensor counter = Tensor::zeros({1}, DType::i32, Stream::standard(device));
+    const Tensor parts = Tensor::poisoned({kTiles, 8, cols}, DType::f32, Stream::standard(device));
+    PlacedTensor sum({8, cols}, DType::f32, device, {.gap = 8});
     launch_kernel<Kernel>(device, {kTiles}, [&](auto& bind, auto& p) {
       bind(p.x, x);
       bind(p.parts, parts);
       bind(p.sum, sum);
-      p.counter = reinterpret_cast<u32*>(counter.data<std::int32_t>());
       p.tiles = kTiles;
     });
     ASSERT_EQ(sum.values(), expected) << "repetition " << repetition;
@@ -544,7 +547,120 @@ TEST_P(Tiles, SavedSumsAreThereWhenAnnounced) {
   check_saved_sums<192, 96>(device, random);
 }
 
-TEST_P(Tiles, TheLastToAnnounceSeesWhatAllHaveStored) {
+/// Integers whose sums f32 holds, and which need both digits: `code` and `number` are the largest magnitudes.
+template <class T, int N, int C, bool One>
+void check_digits(const Device& device, int code, int number, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} {} x {}, one {}, codes to {} numbers to {}", name_of(dtype_of<T>), N, C, One, code, number));
+  constexpr int kTiles = 40, kRows = One ? 1 : N;
+  std::uniform_int_distribution<int> codes_of(-code - 1, code), numbers_of(-number, number);
+  std::vector<float> codes(static_cast<std::size_t>(kTiles) * 16 * C), numbers(static_cast<std::size_t>(kRows) * C);
+  for (float& x : codes) x = static_cast<float>(codes_of(random));
+  for (float& x : numbers) x = static_cast<float>(numbers_of(random));
+  if (!One) {
+    numbers[3 * C + 7] = kNaN;
+    numbers[5 * C + C - 1] = -std::numeric_limits<float>::infinity();
+    std::fill(numbers.begin() + 6 * C, numbers.begin() + 7 * C, 0.0f);
+  }
+  PlacedTensor x({kRows, C}, dtype_of<T>, device), weights({kTiles * 16, C}, DType::i8, device), y({kTiles, N, 16}, DType::f32, device);
+  x.fill(numbers);
+  weights.fill(codes);
+  launch_kernel<DigitProducts<T, N, C, One>>(device, {kTiles}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.codes, weights);
+    bind(p.y, y);
+  });
+  const auto found = y.values();
+  for (int tile = 0; tile < kTiles; ++tile) {
+    for (int n = 0; n < N; ++n) {
+      for (int r = 0; r < 16; ++r) {
+        double sum = 0;
+        for (int c = 0; c < C; ++c)
+          sum += static_cast<double>(codes[at({tile, r, c}, {kTiles, 16, C})]) * numbers[at({One ? 0 : n, c}, {kRows, C})];
+        const double result = found[at({tile, n, r}, {kTiles, N, 16})];
+        if (!One && (n == 3 || n == 5))
+          ASSERT_TRUE(std::isnan(result)) << "row " << n;
+        else
+          ASSERT_EQ(result, sum) << "tile " << tile << ", row " << n << ", column " << r;
+      }
+    }
+  }
+  EXPECT_TRUE(y.gaps_intact());
+}
+TEST_P(Tiles, ProductsOfDigitsAreExact) {
+  check_digits<f16, 8, 256, false>(device, 127, 200, random);
+  check_digits<f16, 8, 256, false>(device, 15, 2000, random);
+  check_digits<bf16, 16, 512, false>(device, 127, 100, random);
+  check_digits<f16, 8, 2048, true>(device, 3, 2000, random);
+  check_digits<bf16, 8, 256, true>(device, 127, 200, random);
+}
+
+/// Small integers, so that sums are exact, with an infinity and with NaN: also those whose bits are all ones pass.
+template <class Kernel>
+void launch_relay(const Device& device, const Tensor& x, const Tensor& y, const Tensor& copies, const Tensor& reversed,
+                  const Tensor& third) {
+  launch_kernel<Kernel>(device, {static_cast<int>(x.shape(0))}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.y, y);
+    bind(p.copies, copies);
+    bind(p.reversed, reversed);
+    bind(p.third, third);
+  });
+}
+template <class T>
+void check_relay(const Device& device, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{}", name_of(dtype_of<T>)));
+  constexpr int kTiles = 300, kHeight = 8, kWidth = 256, kTile = kHeight * kWidth;
+  std::uniform_int_distribution<int> small(-1, 1);
+  std::vector<float> values(static_cast<std::size_t>(kTiles) * kTile);
+  for (float& value : values) value = static_cast<float>(small(random));
+  values[5] = std::bit_cast<float>(0xffffffffu);
+  values[6] = std::numeric_limits<float>::infinity();
+  values[7 * kTile + 9] = kNaN;
+  const Shape shape{kTiles, kHeight, kWidth};
+  PlacedTensor x(shape, DType::f32, device);
+  x.fill(values);
+  std::vector<float> y = values;
+  for (std::size_t i = kTile; i < y.size(); ++i) y[i] += y[i - kTile];
+  for (int repetition = 0; repetition < 10; ++repetition) {
+    const Tensor awaited = Tensor::poisoned(shape, dtype_of<T>, Stream::standard(device));
+    PlacedTensor copies(shape, DType::f32, device), reversed(shape, DType::f32, device), third(shape, DType::f32, device);
+    launch_relay<Relay<T>>(device, x, awaited, copies, reversed, third);
+    const auto found = copies.values(), backward = reversed.values(), thirds = third.values();
+    const auto same = [](double a, float b) { return std::isnan(b) ? std::isnan(a) : a == b; };
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t row = i / kWidth % kHeight, col = i % kWidth;
+      ASSERT_TRUE(same(found[i], y[i])) << "element " << i << ", repetition " << repetition;
+      if (i < kTile) continue;
+      const std::size_t before = i / kTile * kTile - kTile;
+      ASSERT_TRUE(same(backward[i], y[before + (kHeight - 1 - row) * kWidth + col])) << "element " << i << ", repetition " << repetition;
+      ASSERT_TRUE(same(thirds[i], y[before + 3 * kWidth + col])) << "element " << i << ", repetition " << repetition;
+    }
+  }
+}
+TEST_P(Tiles, AwaitedElementsAreThereWhenLoaded) {
+  check_relay<float>(device, random);
+  check_relay<f16>(device, random);
+  check_relay<bf16>(device, random);
+}
+TEST(Awaited, MisuseIsReported) {
+  const Device cpu = Device::cpu();
+  const Shape shape{2, 8, 256};
+  const Tensor x = Tensor::zeros(shape, DType::f32), copies = Tensor::empty(shape, DType::f32);
+  const auto run = [&]<class Kernel>(std::type_identity<Kernel>, const Tensor& y) {
+    return [&] { launch_relay<Kernel>(cpu, x, y, copies, copies, copies); };
+  };
+  const Tensor zeros = Tensor::zeros(shape, DType::bf16);
+  expect_error<Error>(run(std::type_identity<Relay<bf16>>(), zeros), {"the kernel's schedule is wrong", "stored again"});
+  const Tensor absent = Tensor::poisoned(shape, DType::bf16), another = Tensor::poisoned(shape, DType::bf16);
+  expect_error<Error>(run(std::type_identity<Relay<bf16, RelaySlip::stores_twice>>(), absent), {"stored again"});
+  const int threads = cpu_threads();
+  set_cpu_threads(1);
+  expect_error<Error>(run(std::type_identity<Relay<bf16, RelaySlip::waits_for_itself>>(), another),
+                      {"await() waits for an element that no block stores"});
+  set_cpu_threads(threads);
+}
+
+TEST_P(Tiles, TheLastToWaitSeesWhatAllHaveStored) {
   check_sums_by_the_last<SumsByTheLast<1, 16, 128>>(device, 1, 16, 128, random);
   check_sums_by_the_last<SumsByTheLast<3, 32, 64>>(device, 3, 32, 64, random);
   check_sums_by_the_last<SumsByTheLast<6, 32, 128>>(device, 6, 32, 128, random);

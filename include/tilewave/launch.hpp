@@ -263,6 +263,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 ///   binder(params.x, tensor)                  a tensor of the Global's dtype on the stream's device, with 1 to 4 dimensions
 ///   binder(params.x, pointer)                 an optional tensor; null gives a Global without elements
 ///   binder(params.x, tensor, window)          for a Windowed
+///   binder(params.x, tensor)                  for an Awaited, all of whose bytes are 0xff: Tensor::poisoned(), for example
 ///   binder(params.x, tensor, CopiedRows{n})   for copies of n rows at a time instead of whole tiles: copy.part()
 /// Addresses and strides that TMA cannot handle, and Rows that cannot be copied in whole vectors, select a slower variant of the kernel.
 /// Throws InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.

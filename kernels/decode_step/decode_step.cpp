@@ -21,10 +21,13 @@ constexpr const char* kSource = "kernels/decode_step/decode_step.tile.hpp";
 std::string type_of(const Kernel& k) {
   const std::string element(element_name(k.dtype));
   const std::string format = k.format == WeightFormat::plain ? tw::format("tw::kernels::decode_step::Plain<{}>", element)
-                                                             : dequant_gemm::format_name(k.format, 0, false);
+                                                             : dequant_gemm::format_name(k.format, k.code_group, k.zeros);
   return tw::format("tw::kernels::decode_step::DecodeStep<{}, {}, {}, {}, {}, {}>", format, element, k.head_dim, k.group, k.sequences,
                     k.stages);
 }
+
+/// The scales of groups have one type in all of a format's kernels, and so have Params.
+constexpr int kAnyGroup = 32;
 
 template <WeightFormat format, DType dtype>
 void run_as(const Decoder& decoder, const Step& step, const Stream& stream) {
@@ -34,9 +37,13 @@ void run_as(const Decoder& decoder, const Step& step, const Stream& stream) {
                       .dtype = dtype,
                       .head_dim = decoder.head_dim,
                       .group = decoder.heads / decoder.kv_heads,
-                      .sequences = room_for(launch.sequences)};
+                      .sequences = room_for(launch.sequences),
+                      .stages = format == WeightFormat::int4 ? 12 : 6,
+                      .code_group = decoder.qkv.quantized.group,
+                      .zeros = decoder.qkv.quantized.zeros.numel() > 0};
   // The layout of Params is that of any kernel of the format and the dtype.
-  using Params = typename HostKernel<Kernel{.format = format, .dtype = dtype}>::template On<sm_90a::Target<>>::Params;
+  using Params =
+      typename HostKernel<Kernel{.format = format, .dtype = dtype, .code_group = kAnyGroup}>::template On<sm_90a::Target<>>::Params;
   detail::launch_named<Params>(table[kernel], stream, launch.grid(), [&](auto& bind, auto& p) { launch.bind_to(bind, p); });
 }
 
@@ -49,10 +56,13 @@ bool supports(const Decoder& d, std::int64_t sequences, const Stream& stream) {
   const bool known = (dtype == DType::bf16 || dtype == DType::f16) && (d.head_dim == 64 || d.head_dim == 128) &&
                      (group == 1 || group == 2 || group == 4 || group == 8) && group * d.kv_heads == d.heads;
   const WeightFormat format = d.qkv.format();
-  const bool quantized = format == WeightFormat::int8 || format == WeightFormat::fp8;
+  const bool quantized = format == WeightFormat::int8 || format == WeightFormat::fp8 || format == WeightFormat::int4;
   const int panel = quantized ? HostKernel<Kernel{.format = WeightFormat::int8}>::panel : HostKernel<Kernel{}>::panel;
-  for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down})
+  for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down}) {
     if (weight->format() != format || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
+    const QuantizedMatrix &q = weight->quantized, &first = d.qkv.quantized;
+    if (q.group != first.group || (q.zeros.numel() > 0) != (first.zeros.numel() > 0)) return false;
+  }
   if (d.has_head() && (d.head.format() != format || d.head.rows() % 8 != 0)) return false;
   return known && (quantized || format == WeightFormat::plain);
 }
@@ -67,6 +77,8 @@ void run(const Decoder& decoder, const Step& step, const Stream& stream) {
   switch (decoder.qkv.format()) {
     case WeightFormat::int8:
       return run_format.template operator()<WeightFormat::int8>();
+    case WeightFormat::int4:
+      return run_format.template operator()<WeightFormat::int4>();
     case WeightFormat::fp8:
       return run_format.template operator()<WeightFormat::fp8>();
     default:

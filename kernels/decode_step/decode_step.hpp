@@ -16,7 +16,7 @@ inline constexpr int kMostSequences = 16;
 inline constexpr int kPageTokens = 64;
 
 /// The weights of one kind of product, [out, in] and contiguous, those of all layers one after the other: `plain`, of the decoder's dtype,
-/// or, if that is without elements, `quantized`, in int8 or fp8.
+/// or, if that is without elements, `quantized`, in int8, fp8 or int4.
 struct Weight {
   Tensor plain = {};
   QuantizedMatrix quantized = {};
@@ -24,7 +24,7 @@ struct Weight {
   WeightFormat format() const { return quantized.format; }
   const Tensor& values() const { return quantized.empty() ? plain : quantized.values; }
   std::int64_t rows() const { return values().shape(0); }
-  std::int64_t columns() const { return values().shape(1); }
+  std::int64_t columns() const { return values().shape(1) * (quantized.empty() ? 1 : codes_in_byte(format())); }
 };
 
 /// A decoder of one 16-bit dtype, whose weights have one format. It may be without a head.

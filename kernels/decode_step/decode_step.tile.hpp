@@ -55,16 +55,32 @@ struct Plain {
   using Codes = T;
 };
 
+/// The scales of groups of a row, of a format that has them.
+template <class Format, bool kByGroup>
+struct GroupScale {
+  using Type = typename Format::Scale;
+};
+template <class Format>
+struct GroupScale<Format, false> {
+  using Type = f16;
+};
+
 /// `Format`: of the weights, Plain<T> or one of kernels/dequant_gemm. `D`: the dimension of a head. `Group`: query heads for each head of
-/// keys and values. Up to N sequences.
-template <class Format, class T, int D, int Group, int N, int Stages>
+/// keys and values. `Room`: for so many sequences, 1, 8 or 16.
+template <class Format, class T, int D, int Group, int Room, int Stages>
 struct DecodeStep {
   static constexpr const char* source = "kernels/decode_step/decode_step.tile.hpp";
   using Codes = typename Format::Codes;
+  static constexpr bool one = Room == 1;
+  static constexpr int N = one ? 8 : Room;  ///< columns of products
   static constexpr bool plain = is_same<Codes, T>;
-  static constexpr int panel = plain ? 128 : 256;  ///< columns of a weight for each warp, in a slot of 32 KB
-  static constexpr int page = 64;                  ///< tokens of a page
-  static constexpr int keys = 32;                  ///< that a tile of attention has in registers
+  /// Integers are multiplied as such, by operands of two digits. With more sequences making digits takes longer than decoding does.
+  static constexpr bool integers = is_same<Codes, i8> && N <= 8;
+  static constexpr bool by_group = codes_in<Codes> > 1;
+  static constexpr int panel = plain ? 128 : 256;              ///< columns of a weight for each warp, in a slot of 32 KB, or half of it
+  static constexpr int panel_codes = panel / codes_in<Codes>;  ///< elements that hold them
+  static constexpr int page = 64;                              ///< tokens of a page
+  static constexpr int keys = 32;                              ///< that a tile of attention has in registers
   static constexpr int most_splits = 32;
 
   template <class Target>
@@ -75,12 +91,17 @@ struct DecodeStep {
     static constexpr int ahead = 2048 / depth;   ///< steps whose operands are in registers
     using Schedule = InOrder;
     // 16 rows of a weight: two groups of 8, such as the rows of a gate and those of the values that it multiplies.
-    using Slot = Shared<Target, Codes, 16 * warps, panel>;
+    using Slot = Shared<Target, Codes, 16 * warps, panel_codes>;
     using Sums = DividedSums<Target, 16, N, warps>;
     using Squares = DividedSquares<Target, N, warps>;
     using Operand = DividedOperand<Target, T, N, depth, warps>;
-    using Factors = DividedOperand<Target, T, 8, depth, warps>;  // in equal rows
-    using Out = Rows<Target, float, 4 * warps, 8, warps, 1>;     // a row for each sequence, and a column for each row of a group
+    using OperandScales = conditional<integers, DigitScales<Target, N, warps>, Unscaled>;
+    using CodeScales = conditional<by_group, DividedScales<Target, 16, depth, Format, warps>, Unscaled>;
+    using Probe = DividedOperand<Target, T, 8, 32 * warps, warps>;
+    // An operand, and factors of it in equal rows, until the operand is multiplied.
+    using Numbers = conditional<one, DividedRow<Target, T, depth, warps>, Operand>;
+    using Factors = conditional<one, Numbers, DividedOperand<Target, T, 8, depth, warps>>;
+    using Out = Rows<Target, float, 4 * warps, 8, warps, 1>;  // a row for each sequence, and a column for each row of a group
     using Keys = Rows<Target, float, keys, D, warps, 8>;
     using Scores = RowVector<Target, float, Keys>;
     using Vector = ColumnVector<Target, float, Keys>;
@@ -92,27 +113,32 @@ struct DecodeStep {
     /// The weights of a part, of all layers.
     struct Weights {
       Windowed<Target, const Codes, Slot> rows;  ///< [groups of groups of rows, K / panel, rows of a group of groups, panel]
-      conditional<plain, Unscaled, Global<Target, const float>> scales;  ///< [1, rows]
+      Global<Target, const float> scales;        ///< of rows: [1, rows]
+      Global<Target, const typename GroupScale<Format, by_group>::Type> group_scales;  ///< [rows, K / group]
+      Global<Target, const u8> zeros;                                                  ///< the same, of groups with zero points
     };
     struct Params {
       static constexpr bool plain = DecodeStep::plain;
-      static constexpr int panel = DecodeStep::panel;
+      static constexpr bool by_group = DecodeStep::by_group;
+      static constexpr int panel_codes = DecodeStep::panel_codes;
       Weights qkv, out, gate_up, down, head;
       Global<Target, const T, Keys> embedding;  ///< [vocabulary, hidden]
       Global<Target, const T, Keys> norms;      ///< [2 layers + 1, 8, hidden]: those before qkv and gate_up of each layer, and the head's
       Global<Target, T, Out> scores;            ///< [sequences, vocabulary]
       Global<Target, T, Keys> keys, values;     ///< [layers, 1, tokens of all pages, kv_heads * D]
       Global<Target, const float, Out> cosines, sines;  ///< [positions, D / 2]
-      Global<Target, T, Keys> x;                        ///< [sequences, hidden]
-      Global<Target, T, Keys> q, attended;              ///< [sequences, heads * D]
-      Global<Target, T, Heads> attended_heads;          ///< the same as [sequences * heads, D]
-      Global<Target, T, Keys> product;                  ///< [sequences, intermediate]
-      Global<Target, float, Heads> parts;               ///< [splits, sequences * heads, D]: sums of values
-      Pointer<Target, float> peaks, totals;             ///< [sequences * heads, splits]: the largest score, and the sum of the weights
+      Global<Target, T, Out> last;                      ///< [sequences, hidden]: what the last layer leaves, without a head
       Pointer<Target, const int> ids, lengths;          ///< [sequences]: the token, and the number of those before it
-      Pointer<Target, u32> counters;                    ///< of the embedding and of each layer's parts: zeros
-      Pointer<Target, u32> arrivals;                    ///< [layers, sequences, kv_heads], of splits: zeros
       Pointer<Target, const int> pages;                 ///< [sequences, page_count]
+      // What tiles hand to other tiles, for each layer.
+      Awaited<Target, T, Keys> x;                     ///< [layers + 1, sequences, hidden]
+      Awaited<Target, T, Keys> middle;                ///< [layers, sequences, hidden]: x after attention
+      Awaited<Target, T, Keys> q, attended;           ///< [layers, sequences, heads * D]
+      Awaited<Target, T, Keys> new_keys, new_values;  ///< [layers, sequences, kv_heads * D]
+      Awaited<Target, T, Heads> attended_heads;       ///< attended as [layers, sequences * kv_heads, Group, D]
+      Awaited<Target, T, Keys> product;               ///< [layers, sequences, intermediate]
+      Awaited<Target, float, Heads> parts;            ///< [layers, splits * sequences * kv_heads, Group, D]: sums of values
+      Awaited<Target, float, Line> peaks, totals;  ///< [layers, sequences * kv_heads, Group, splits]: the largest score, the weights' sum
       Tiles tiles;
       int sequences, heads, kv_heads, page_count, splits;
       float epsilon;
@@ -199,8 +225,14 @@ struct DecodeStep {
         producer.template limit<2>(memory.weights);
       if constexpr (!plain) {
         if (step % steps == 0) {  // the threads that compute load them from the cache
-          producer.prefetch(from.scales, 0, rows.first(), 1, 8);
-          producer.prefetch(from.scales, 0, rows.first() + rows.apart, 1, 8);
+          for (int row = rows.first(); row <= rows.first() + rows.apart; row += rows.apart) {
+            if constexpr (by_group) {
+              producer.prefetch(from.group_scales, row, 0, 8, from.group_scales.cols);
+              producer.prefetch(from.zeros, row, 0, 8, from.zeros.cols);
+            } else {
+              producer.prefetch(from.scales, 0, row, 1, 8);
+            }
+          }
         }
       }
       producer.put(memory.weights,
@@ -218,30 +250,28 @@ struct DecodeStep {
           return multiply(block, p, at, memory);
       }
     }
-    TW_INLINE static void finish(auto& block, const Params& p, Tile t, Memory&, State&) {
-      const Place at = p.tiles.at(t.m);
-      if (at.part != Part::head && at.part != Part::attention) block.announce(p.counters, counter(at));
-    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
 
    private:
     TW_INLINE static void embed(auto& block, const Params& p, Place at) {
       Keys rows;
       block.gather(
           rows, p.embedding, [&](int row) { return row < p.sequences ? p.ids[row] : -1; }, at.index * D);
-      block.store(rows, p.x, 0, at.index * D);
-    }
-
-    TW_INLINE static int counter(Place at) { return at.part == Part::embed ? 0 : 1 + at.layer * layer_parts + static_cast<int>(at.part); }
-    /// Waits for all tiles of the part before; of attention, for those that combine the splits of a head of keys.
-    TW_INLINE static void wait(auto& block, const Params& p, Place at) {
-      const int before = counter(at.part == Part::head ? Place{Part::qkv, at.layer, 0} : at) - 1;
-      const int count = before == 0 ? p.tiles.embed : p.tiles.count((before - 1) % layer_parts);
-      block.wait_for(p.counters, before, at.part == Part::out ? p.sequences * p.kv_heads : count);
+      block.store(rows, p.x, 0, at.index * D, 0);
     }
 
     /// The left operand of a part's products.
     TW_INLINE static const auto& operand(const Params& p, Part part) {
-      return part == Part::out ? p.attended : part == Part::down ? p.product : p.x;
+      switch (part) {
+        case Part::out:
+          return p.attended;
+        case Part::gate_up:
+          return p.middle;
+        case Part::down:
+          return p.product;
+        default:
+          return p.x;
+      }
     }
 
     /// The products of the sequences' rows with the tile's rows of weights, for one pair of groups of 8 rows after the other: results[i](n,
@@ -254,6 +284,14 @@ struct DecodeStep {
       const int n = ceil_div(x.cols, depth), count = pairs(p, at), first = first_pair(p, at);
       const bool kept = n <= ahead;  // all operands are in registers, for all pairs
       Operand a[ahead];
+      [[maybe_unused]] Numbers alone[ahead];  // of one sequence
+      const auto numbers = [&](int s) -> Numbers& {
+        if constexpr (one)
+          return alone[s];
+        else
+          return a[s];
+      };
+      OperandScales a_scales[ahead];
       Factors factors[ahead];
       Squares squares;
       RowVector<Target, float, Out> factor;
@@ -267,14 +305,25 @@ struct DecodeStep {
       const bool rotates = at.part == Part::qkv;
       if (rotates) {
         block.parallel(p.sequences, [&](int row) { memory.places[row] = token(p, row, p.lengths[row]); });
-        load_added(block, p, at.part, first, added);
+        load_angles(block, p, first, added);
       }
       Scales scales;
       scales.load(block, p, at, first);
-      wait(block, p, at);
+      CodeScales code_scales;  // of the next step
+      if constexpr (by_group) load_scales(block, p, at, first, 0, code_scales);
+      // While the part before runs, a block of many sequences asks for few of its results.
+      if (plain && p.sequences > 2) {
+        Probe probe;
+        block.await([&](auto& loads) { loads.load(probe, x, 0, 0, at.layer); });
+      }
+      block.await([&](auto& loads) {
+        TW_UNROLL
+        for (int s = 0; s < ahead; ++s) loads.load(numbers(s), x, 0, s * depth, at.layer);
+        load_residual(loads, p, at, first, added);
+      });
+      bool there[ahead], added_there = true;
       TW_UNROLL
-      for (int s = 0; s < ahead; ++s) block.load(a[s], x, 0, s * depth);
-      if (!rotates) load_added(block, p, at.part, first, added);
+      for (bool& all : there) all = true;
       TW_NO_UNROLL
       for (int pair = 0; pair < count; ++pair) {
         Sums sums;
@@ -285,15 +334,28 @@ struct DecodeStep {
           for (int s = 0; s < ahead; ++s) {
             const int step = first_step + s;
             if (step >= n) continue;
-            if (normed) {
-              if (pair == 0) block.add_squares(squares, a[s]);
-              if (pair == 0 || !kept) block.scale(a[s], factors[s]);
+            const auto load = [&](int of_step) {
+              return [&numbers, s, &x, at, of_step](auto& loads) { loads.load(numbers(s), x, 0, of_step * depth, at.layer); };
+            };
+            block.await(there[s], load(step));
+            if (pair == 0 && normed) block.add_squares(squares, numbers(s));
+            if (pair == 0 || !kept) {
+              if (normed) block.scale(numbers(s), factors[s]);
+              if constexpr (integers) block.make_digits(numbers(s), a_scales[s]);
+              if constexpr (one) block.spread(a[s], alone[s]);
             }
-            block.add_products_of_groups(sums, block.take(memory.weights), a[s]);
+            if constexpr (by_group) {
+              const CodeScales now = code_scales;
+              const bool last = step + 1 == n;
+              load_scales(block, p, at, first + pair + (last ? 1 : 0), last ? 0 : step + 1, code_scales);
+              block.add_products_of_groups(sums, block.take(memory.weights), a[s], now);
+            } else {
+              block.add_products_of_groups(sums, block.take(memory.weights), a[s], a_scales[s]);
+            }
             block.release(memory.weights);
             if (kept) continue;
             const int next = step + ahead < n ? step + ahead : s;  // the last ones load the next pair's first
-            block.load(a[s], x, 0, next * depth);
+            there[s] = block.attempt(load(next));
             if (normed) block.load(factors[s], p.norms, 0, next * depth, norm);
           }
         }
@@ -308,15 +370,21 @@ struct DecodeStep {
           }
           for (Out& result : results) block.map(result, factor, [](auto y, auto f) { return y * f; });
         }
+        const auto load = [&](int of_pair) {
+          return [&p, at, &added, of_pair](auto& loads) { load_residual(loads, p, at, of_pair, added); };
+        };
+        block.await(added_there, load(first + pair));
         store(block, p, at, first + pair, results[0], results[1], added, memory);
         if (pair + 1 == count) continue;
-        load_added(block, p, at.part, first + pair + 1, added);
+        if (rotates) load_angles(block, p, first + pair + 1, added);
+        added_there = block.attempt(load(first + pair + 1));
         scales.load(block, p, at, first + pair + 1);
       }
+      if (rotates) block.sync();  // the places have been read
     }
 
     /// The scales of a pair's rows.
-    template <bool kPlain, class = void>
+    template <bool kNone, class = void>
     struct ScalesOf {
       TW_INLINE void load(auto&, const Params&, Place, int) {}
       TW_INLINE void apply(auto&, Out*) const {}
@@ -335,21 +403,28 @@ struct DecodeStep {
         for (int i = 0; i < 2; ++i) block.map(results[i], of[i], [](auto sum, auto scale) { return sum * scale; });
       }
     };
-    using Scales = ScalesOf<plain>;
+    using Scales = ScalesOf<plain || by_group>;
+    /// The scales of the groups of a pair's rows, in a step.
+    TW_INLINE static void load_scales(auto& block, const Params& p, Place at, int pair, int step, CodeScales& scales) {
+      const RowsOfPair rows = rows_of(p, at, pair);
+      const Weights& from = weights(p, at.part);
+      block.load(scales, from.group_scales, from.zeros, rows.first(), step * depth, rows.apart);
+    }
 
     /// What results of products are combined with: x, or the cosines and sines of a rotation.
     struct Added {
       Out first, second;
     };
-    TW_INLINE static void load_added(auto& block, const Params& p, Part part, int pair, Added& added) {
-      if (part == Part::qkv) {
-        const auto position = [&](int row) { return row < p.sequences ? p.lengths[row] : -1; };
-        block.gather(added.first, p.cosines, position, pair % (D / 16) * 8);
-        block.gather(added.second, p.sines, position, pair % (D / 16) * 8);
-      } else if (part == Part::out || part == Part::down) {
-        block.load(added.first, p.x, 0, pair * 16);
-        block.load(added.second, p.x, 0, pair * 16 + 8);
-      }
+    TW_INLINE static void load_angles(auto& block, const Params& p, int pair, Added& angles) {
+      const auto position = [&](int row) { return row < p.sequences ? p.lengths[row] : -1; };
+      block.gather(angles.first, p.cosines, position, pair % (D / 16) * 8);
+      block.gather(angles.second, p.sines, position, pair % (D / 16) * 8);
+    }
+    TW_INLINE static void load_residual(auto& loads, const Params& p, Place at, int pair, Added& added) {
+      if (at.part != Part::out && at.part != Part::down) return;
+      const auto& from = at.part == Part::out ? p.x : p.middle;
+      loads.load(added.first, from, 0, pair * 16, at.layer);
+      loads.load(added.second, from, 0, pair * 16 + 8, at.layer);
     }
 
     TW_INLINE static void store(auto& block, const Params& p, Place at, int pair, Out& first, Out& second, const Added& added,
@@ -359,15 +434,23 @@ struct DecodeStep {
           return store_qkv(block, p, at, pair, first, second, added, memory);
         case Part::gate_up:
           block.map(first, second, [](auto g, auto u) { return g * sigmoid(g) * u; });
-          return block.store(first, p.product, 0, pair * 8);
+          return block.store(first, p.product, 0, pair * 8, at.layer);
         case Part::head:
           block.store(first, p.scores, 0, pair * 16);
           return block.store(second, p.scores, 0, pair * 16 + 8);
         default:
           block.map(first, added.first, [](auto y, auto x) { return x + y; });
           block.map(second, added.second, [](auto y, auto x) { return x + y; });
-          block.store(first, p.x, 0, pair * 16);
-          block.store(second, p.x, 0, pair * 16 + 8);
+          const auto to = [&](const auto& tensor, int layer) {
+            block.store(first, tensor, 0, pair * 16, layer);
+            block.store(second, tensor, 0, pair * 16 + 8, layer);
+          };
+          if (at.part == Part::out)
+            to(p.middle, at.layer);
+          else if (at.layer + 1 == p.tiles.layers && p.tiles.head == 0)
+            to(p.last, 0);
+          else
+            to(p.x, at.layer + 1);
       }
     }
 
@@ -381,18 +464,24 @@ struct DecodeStep {
         block.map(second, low, angles.first, angles.second, [](auto y, auto x, auto c, auto s) { return y * c + x * s; });
       }
       const auto in_pages = [&](int row) { return row < p.sequences ? memory.places[row] : -1; };
-      const auto to = [&](const auto& tensor, int heads_before, auto row_of, int layer) {
-        const int to_column = (head - heads_before) * D + column;
-        block.scatter(first, tensor, row_of, to_column, 0, layer);
-        block.scatter(second, tensor, row_of, to_column + D / 2, 0, layer);
+      const auto to = [&](const auto& tensor, int to_column) {
+        block.store(first, tensor, 0, to_column, at.layer);
+        block.store(second, tensor, 0, to_column + D / 2, at.layer);
       };
-      if (head < p.heads)
-        to(
-            p.q, 0, [](int row) { return row; }, 0);
-      else if (head < p.heads + p.kv_heads)
-        to(p.keys, p.heads, in_pages, at.layer);
-      else
-        to(p.values, p.heads + p.kv_heads, in_pages, at.layer);
+      const auto to_cache = [&](const auto& tensor, int to_column) {
+        block.scatter(first, tensor, in_pages, to_column, 0, at.layer);
+        block.scatter(second, tensor, in_pages, to_column + D / 2, 0, at.layer);
+      };
+      const int key_head = head - p.heads, value_head = key_head - p.kv_heads;
+      if (key_head < 0) {
+        to(p.q, head * D + column);
+      } else if (value_head < 0) {
+        to(p.new_keys, key_head * D + column);
+        to_cache(p.keys, key_head * D + column);
+      } else {
+        to(p.new_values, value_head * D + column);
+        to_cache(p.values, value_head * D + column);
+      }
     }
 
     /// The place of a sequence's token in the pages.
@@ -401,40 +490,61 @@ struct DecodeStep {
     }
 
     /// One split of the keys, for the query heads of one head of keys: the sum of exp2(score - peak) value, the peak and the sum of the
-    /// weights. The tile that comes last combines all of them.
+    /// weights. The tile of the last split combines all of them.
     TW_INLINE static void attend(auto& block, const Params& p, Place at, Memory& memory) {
       const int split = at.index % p.splits, kv_head = at.index / p.splits % p.kv_heads, sequence = at.index / p.splits / p.kv_heads;
       const int count = p.lengths[sequence] + 1, share = ceil_div(ceil_div(count, keys), p.splits) * keys;
-      const int begin = split * share, end = min(count, begin + share), column = kv_head * D;
-      if (begin >= count) return;
-      Keys k, v, sums[Group];
-      static_assert(page % keys == 0, "the keys of a tile are neighbours in a page");
-      const auto place = [&](int from) { return from < end ? token(p, sequence, from) : 0; };
-      const auto load_keys = [&](Keys& to_keys, Keys& to_values, int from, int first) {
-        const auto row_of = [=](int row) { return from + row < end ? first + row : -1; };
-        block.gather(to_keys, p.keys, row_of, column, 0, at.layer);
-        block.gather(to_values, p.values, row_of, column, 0, at.layer);
-      };
-      // The tile that has the newest key waits for it, with its place.
-      const bool early = begin + keys < count;
-      const int first_place = place(begin);
-      int next_place = place(begin + keys);
-      if (early) load_keys(k, v, begin, first_place);
-      TW_UNROLL
-      for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
-      PerLine peaks, totals, decays;  // of query head g in row g
+      const int begin = split * share, end = min(count, begin + share), group = sequence * p.kv_heads + kv_head;
+      PerLine peaks, totals;  // of query head g in row g
       block.fill(peaks, -kInfinity);
       block.fill(totals, 0.0f);
-      wait(block, p, at);
-      if (!early) load_keys(k, v, begin, first_place);
+      if (begin < end) {
+        Heads part;
+        add_values(block, p, {at.layer, sequence, kv_head, count, begin, end}, part, peaks, totals, memory);
+        block.store(part, p.parts, 0, 0, split * p.sequences * p.kv_heads + group, at.layer);
+      }
+      block.store(peaks, p.peaks, 0, split, group, at.layer);
+      block.store(totals, p.totals, 0, split, group, at.layer);
+      if (split == p.splits - 1) combine(block, p, at.layer, group, ceil_div(count, share), memory);
+    }
+
+    /// Keys from `begin` to `end`, of `count`.
+    struct Split {
+      int layer, sequence, kv_head, count, begin, end;
+    };
+    TW_INLINE static void add_values(auto& block, const Params& p, Split s, Heads& part, PerLine& peaks, PerLine& totals, Memory& memory) {
+      const int column = s.kv_head * D, end = s.end, newest = s.count - 1;
+      Keys k, v, new_k, new_v, sums[Group];
+      static_assert(page % keys == 0, "the keys of a tile are neighbours in a page");
+      const auto place = [&](int from) { return from >= s.begin ? token(p, s.sequence, from) : 0; };
+      const auto load_keys = [&](Keys& to_keys, Keys& to_values, int from, int first) {
+        const auto row_of = [=](int row) { return from >= s.begin && from + row < min(end, newest) ? first + row : -1; };
+        block.gather(to_keys, p.keys, row_of, column, 0, s.layer);
+        block.gather(to_values, p.values, row_of, column, 0, s.layer);
+      };
+      // From the last tile on: the newest key, which has to be waited for, is in it.
+      const int last = s.begin + (end - s.begin - 1) / keys * keys;
+      load_keys(k, v, last, place(last));
+      int next_place = place(last - keys);
+      PerLine decays;
       Vector q[Group];
+      block.await([&](auto& loads) {
+        TW_UNROLL
+        for (int g = 0; g < Group; ++g) loads.load(q[g], p.q, s.sequence, (s.kv_head * Group + g) * D, s.layer);
+        const auto row_of = [=](int row) { return last + row == newest ? s.sequence : -1; };
+        loads.gather(new_k, p.new_keys, row_of, column, s.layer);
+        loads.gather(new_v, p.new_values, row_of, column, s.layer);
+      });
+      // Only the row of the newest key is not 0.
+      block.map(k, new_k, [](auto old, auto fresh) { return old + fresh; });
+      block.map(v, new_v, [](auto old, auto fresh) { return old + fresh; });
       TW_UNROLL
-      for (int g = 0; g < Group; ++g) block.load(q[g], p.q, sequence, (kv_head * Group + g) * D);
+      for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
       TW_NO_UNROLL
-      for (int from = begin; from < end; from += keys) {
+      for (int from = last; from >= s.begin; from -= keys) {
         Keys next_k, next_v;
-        load_keys(next_k, next_v, from + keys, next_place);  // a branch around it would wait for what it loads
-        next_place = place(from + 2 * keys);
+        load_keys(next_k, next_v, from - keys, next_place);  // a branch around it would wait for what it loads
+        next_place = place(from - 2 * keys);
         Scores weights[Group];
         TW_UNROLL
         for (int g = 0; g < Group; ++g) {
@@ -473,46 +583,29 @@ struct DecodeStep {
         k = next_k;
         v = next_v;
       }
-      const int head = sequence * p.heads + kv_head * Group;
-      Heads part;
       block.column_fold(sums, part, [](auto a, auto b) { return a + b; });
-      block.scatter(
-          part, p.parts, [=](int g) { return g < Group ? head + g : -1; }, 0, split);
-      if (block.owns_rows(peaks)) {
-        block.for_rows(peaks, [&](int g, int, auto& x) {
-          if (g < Group) p.peaks[(head + g) * p.splits + split] = x;
-        });
-        block.for_rows(totals, [&](int g, int, auto& x) {
-          if (g < Group) p.totals[(head + g) * p.splits + split] = x;
-        });
-      }
-      const int used = ceil_div(count, share);
-      if (!block.announces_last(p.arrivals, (at.layer * p.sequences + sequence) * p.kv_heads + kv_head, split, used)) return;
-      combine(block, p, sequence, kv_head, used, memory);
-      block.announce(p.counters, counter(at));
     }
 
-    /// The attention of the query heads of one head of keys from its splits.
-    TW_INLINE static void combine(auto& block, const Params& p, int sequence, int kv_head, int splits, Memory& memory) {
+    /// The attention of the query heads of one head of keys, group `group` of a layer's, from its splits.
+    TW_INLINE static void combine(auto& block, const Params& p, int layer, int group, int splits, Memory& memory) {
       static_assert(keys == most_splits && most_splits == Line::cols, "the splits' weights share the memory of scores");
       constexpr int ahead = 16;  // splits whose sums are in registers
-      const int head = sequence * p.heads + kv_head * Group;
-      const auto row_of = [=](int g) { return g < Group ? head + g : -1; };
       Heads parts[ahead], sum;
-      const auto load = [&](int first) {
+      const auto load = [&](auto& loads, int first) {
         TW_UNROLL
-        for (int s = 0; s < ahead; ++s)
-          block.gather(
-              parts[s], p.parts, [=](int g) { return first + s < splits ? row_of(g) : -1; }, 0, first + s);
+        for (int s = 0; s < ahead; ++s) {
+          const int split = first + s;
+          loads.load(parts[s], p.parts, split < splits ? 0 : Group, 0, split * p.sequences * p.kv_heads + group, layer);
+        }
       };
-      load(0);
       Line weights, totals;  // of query head g in row g
-      block.for_each(weights, totals, [&](int g, int split, auto& peak, auto& total) {
-        peak = g < Group ? -kInfinity : 0.0f;
-        total = 0.0f;
-        if (g >= Group || split >= splits) return;
-        peak = p.peaks[(head + g) * p.splits + split];
-        total = p.totals[(head + g) * p.splits + split];
+      block.await([&](auto& loads) {
+        loads.load(weights, p.peaks, 0, 0, group, layer);
+        loads.load(totals, p.totals, 0, 0, group, layer);
+        load(loads, 0);
+      });
+      block.for_each(weights, [&](int g, int split, auto& peak) {
+        if (g < Group && split >= splits) peak = -kInfinity;
       });
       block.rows(weights, [](int, auto row) {
         const auto peak = row.max();
@@ -529,7 +622,7 @@ struct DecodeStep {
       block.fill(sum, 0.0f);
       TW_NO_UNROLL
       for (int first = 0; first < splits; first += ahead) {
-        if (first > 0) load(first);
+        if (first > 0) block.await([&](auto& loads) { load(loads, first); });
         TW_UNROLL
         for (int s = 0; s < ahead; ++s) {
           RowVector<Target, float, Heads> weight;
@@ -537,7 +630,8 @@ struct DecodeStep {
           block.map(sum, parts[s], weight, [](auto x, auto part, auto w) { return x + part * w; });
         }
       }
-      block.scatter(sum, p.attended_heads, row_of, 0);
+      block.store(sum, p.attended_heads, 0, 0, group, layer);
+      block.sync();  // the weights have been read
     }
   };
 };

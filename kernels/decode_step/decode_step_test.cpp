@@ -36,6 +36,8 @@ struct Case {
   int head_dim = 64, kv_heads = 2, group = 2;
   int hidden = 256, intermediate = 128, vocabulary = 104, layers = 2;
   WeightFormat format = WeightFormat::plain;
+  int code_group = 0;
+  bool zeros = false;
   bool has_head = true;
 
   int heads() const { return kv_heads * group; }
@@ -44,8 +46,10 @@ struct Case {
     return std::accumulate(lengths.begin(), lengths.end(), 1, [](int n, int length) { return n + length / 64 + 1; });
   }
   std::string describe() const {
-    return tw::format("{} sequences, the first of {}, head_dim {} group {} hidden {} intermediate {} vocabulary {} layers {}, weights {}",
-                      sequences(), lengths.front(), head_dim, group, hidden, intermediate, vocabulary, layers, name_of(format));
+    return tw::format(
+        "{} sequences, the first of {}, head_dim {} group {} hidden {} intermediate {} vocabulary {} layers {}, weights {}, scales of {}{}",
+        sequences(), lengths.front(), head_dim, group, hidden, intermediate, vocabulary, layers, name_of(format), code_group,
+        zeros ? " with zero points" : "");
   }
 };
 
@@ -152,11 +156,13 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
   Stream stream() const { return Stream::standard(device); }
   std::mt19937_64 random = random_engine();
 
-  template <int head_dim, int group, int room = 8, WeightFormat format = WeightFormat::plain>
+  template <int head_dim, int group, int room = 8, WeightFormat format = WeightFormat::plain, int code_group = 0, bool zeros = false>
   void check(Case c) {
     c.head_dim = head_dim;
     c.group = group;
     c.format = format;
+    c.code_group = code_group;
+    c.zeros = zeros;
     constexpr bool plain = format == WeightFormat::plain;
     SCOPED_TRACE(c.describe());
     const int width = c.kv_heads * c.head_dim, heads = c.heads();
@@ -173,7 +179,7 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       if (plain) return {.plain = make({rows, columns}, scale, values, dtype).tensor()};
       PlacedTensor exact({rows, columns}, DType::f32, Device::cpu());
       exact.fill_random(random, static_cast<float>(scale));
-      const QuantizedMatrix quantized = quantize(exact.tensor(), {.format = format});
+      const QuantizedMatrix quantized = quantize(exact.tensor(), {.format = format, .group = code_group, .zero_points = zeros});
       const Tensor numbers = Tensor::empty({rows, columns}, DType::f32);
       dequantize(quantized, numbers);
       values.assign(numbers.data<float>(), numbers.data<float>() + numbers.numel());
@@ -242,9 +248,9 @@ class DecodeStepOn : public testing::TestWithParam<std::tuple<Device, DType>> {
       EXPECT_EQ(supports(decoder, c.sequences(), stream()), stream().target() == GpuTarget::sm_90a);
       run_on_gpu(decoder, step, scores.tensor());
     } else if (dtype == DType::bf16) {
-      run_on_cpu<{format, DType::bf16, head_dim, group, room, 3}>(decoder, step);
+      run_on_cpu<{format, DType::bf16, head_dim, group, room, 3, code_group, zeros}>(decoder, step);
     } else {
-      run_on_cpu<{format, DType::f16, head_dim, group, room, 2}>(decoder, step);
+      run_on_cpu<{format, DType::f16, head_dim, group, room, 2, code_group, zeros}>(decoder, step);
     }
 
     const Outcome reference = decode(c, n, [](double y) { return y; });
@@ -325,10 +331,12 @@ INSTANTIATE_TEST_SUITE_P(Devices, DecodeStepOn, testing::Combine(testing::Values
                          });
 
 TEST_P(DecodeStepOn, OneSequenceIsCorrect) {
-  for (const int length : {0, 1, 31, 32, 64, 127, 128, 200}) check<64, 2>({.lengths = {length}});
+  for (const int length : {0, 1, 31, 32, 64, 127, 128, 200}) check<64, 2, 1>({.lengths = {length}});
+  check<64, 2>({.lengths = {33}, .hidden = 2304, .intermediate = 256});
+  check<64, 2, 1>({.lengths = {33}, .hidden = 2304, .intermediate = 2176});
 }
 TEST_P(DecodeStepOn, ManySplitsAreCorrect) {
-  for (const int length : {1500, 1151, 1024, 1055, 1056}) check<128, 4>({.lengths = {length}, .kv_heads = 1, .hidden = 384});
+  for (const int length : {1500, 1151, 1024, 1055, 1056}) check<128, 4, 1>({.lengths = {length}, .kv_heads = 1, .hidden = 384});
 }
 TEST_P(DecodeStepOn, SequencesOfUnequalLengthsAreCorrect) {
   check<64, 2>({.lengths = {5, 0, 130, 64, 63}, .kv_heads = 3, .hidden = 640, .intermediate = 128, .layers = 3});
@@ -344,13 +352,24 @@ TEST_P(DecodeStepOn, WeightsInEightBitsAreCorrect) {
   const Case long_rows{.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 4352};
   const Case many{.lengths = {5, 0, 130, 64, 63, 31, 32, 1, 200}, .intermediate = 256};
   for (const int length : {0, 31, 64, 200}) {
-    check<64, 2, 8, WeightFormat::int8>({.lengths = {length}, .intermediate = 256});
-    check<64, 2, 8, WeightFormat::fp8>({.lengths = {length}, .hidden = 1280, .intermediate = 256, .layers = 3});
+    check<64, 2, 1, WeightFormat::int8>({.lengths = {length}, .intermediate = 256});
+    check<64, 2, 1, WeightFormat::fp8>({.lengths = {length}, .hidden = 1280, .intermediate = 256, .layers = 3});
   }
+  check<64, 2, 1, WeightFormat::int8>({.lengths = {63}, .hidden = 2304, .intermediate = 4352});
   check<128, 4, 8, WeightFormat::int8>(long_rows);
   check<128, 4, 8, WeightFormat::fp8>(long_rows);
   check<64, 2, 16, WeightFormat::int8>(many);
   check<64, 2, 16, WeightFormat::fp8>(many);
+}
+TEST_P(DecodeStepOn, WeightsInFourBitsAreCorrect) {
+  constexpr WeightFormat int4 = WeightFormat::int4;
+  const Case many{.lengths = {5, 0, 130, 64, 63, 31, 32, 1, 200}, .intermediate = 256};
+  for (const int length : {0, 64, 200}) {
+    check<64, 2, 1, int4, 32>({.lengths = {length}, .intermediate = 256});
+    check<64, 2, 1, int4, 128, true>({.lengths = {length}, .hidden = 1280, .intermediate = 256, .layers = 3});
+  }
+  check<128, 4, 8, int4, 32, true>({.lengths = {40, 7, 1, 2, 3, 90, 0, 64}, .intermediate = 4352});
+  check<64, 2, 16, int4, 128>(many);
 }
 
 }  // namespace

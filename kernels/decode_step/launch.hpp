@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <functional>
+#include <memory>
 #include <numbers>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -18,33 +22,36 @@ namespace tw::kernels::decode_step {
 
 /// One of the family's kernels by the values that name it.
 struct Kernel {
-  WeightFormat format = WeightFormat::plain;  ///< or int8 or fp8
+  WeightFormat format = WeightFormat::plain;  ///< or int8, fp8 or int4
   DType dtype = DType::bf16;
   int head_dim = 128;
   int group = 4;      ///< query heads for each head of keys and values
   int sequences = 8;  ///< that it has room for
   int stages = 6;
+  int code_group = 0;  ///< of int4: codes with one scale
+  bool zeros = false;  ///< of int4: zero points
   auto operator<=>(const Kernel&) const = default;
 };
 /// Kernel::sequences for a step of so many.
-constexpr int room_for(int sequences) { return sequences <= 8 ? 8 : kMostSequences; }
+constexpr int room_for(int sequences) { return sequences == 1 ? 1 : sequences <= 8 ? 8 : kMostSequences; }
 /// The format of a kernel's weights as a type, in a std::type_identity.
-template <WeightFormat format, class T>
+template <WeightFormat format, int code_group, bool zeros, class T>
 constexpr auto weight_type() {
   if constexpr (format == WeightFormat::plain)
     return std::type_identity<Plain<T>>{};
   else
-    return dequant_gemm::format_type<format, 0, false>();
+    return dequant_gemm::format_type<format, code_group, zeros>();
 }
 /// The same kernel as a type.
 template <Kernel k>
-using HostKernel = DecodeStep<typename decltype(weight_type<k.format, ElementOf<k.dtype>>())::type, ElementOf<k.dtype>, k.head_dim, k.group,
-                              k.sequences, k.stages>;
+using HostKernel = DecodeStep<typename decltype(weight_type<k.format, k.code_group, k.zeros, ElementOf<k.dtype>>())::type,
+                              ElementOf<k.dtype>, k.head_dim, k.group, k.sequences, k.stages>;
 
-/// A view of rows of weights in groups of 8, [groups of `apart` rows, K / panel, apart, panel], from which a slot gets two groups.
+/// A view of rows of weights in groups of 8, [groups of `apart` rows, panels, apart, elements of a panel], from which a slot gets two
+/// groups.
 inline Tensor in_panels(const Weight& weight, std::int64_t apart, int panel) {
   const Tensor& values = weight.values();
-  const std::int64_t rows = weight.rows(), k = weight.columns();
+  const std::int64_t rows = values.shape(0), k = values.shape(1);
   return Tensor::borrow(values.data(), {rows / apart, k / panel, apart, panel}, values.dtype(), values.device(), {apart * k, panel, k, 1});
 }
 
@@ -54,13 +61,13 @@ struct Launch {
   const Step& step;
   int sequences = 0, splits = 0;
   Tiles tiles = {};
-  Tensor x, q, attended, product, parts, peaks, totals;
-  Tensor counters, arrivals;  ///< one behind the other
+  // What tiles hand to other tiles: see the kernel's Params.
+  Tensor x, middle, q, attended, new_keys, new_values, product, parts, peaks, totals;
 
   /// `units`: the blocks that run at once.
   Launch(const Decoder& d, const Step& s, int units, const Stream& stream)
       : decoder(d), step(s), sequences(static_cast<int>(s.ids.shape(0))) {
-    const int hidden = static_cast<int>(d.norms.shape(1)), rows = sequences * d.heads;
+    const int hidden = static_cast<int>(d.norms.shape(1));
     splits = std::clamp(units / (sequences * d.kv_heads), 1, 32);
     const int pairs[] = {(d.heads + 2 * d.kv_heads) * d.head_dim / 16,
                          sequences * d.kv_heads * splits,
@@ -85,20 +92,7 @@ struct Launch {
         tiles.end[i] = end += count;
     }
     tiles.layers = d.layers;
-    const auto memory = [&](Shape shape, DType dtype) { return workspace(std::move(shape), dtype, stream); };
-    const DType dtype = d.norms.dtype();
-    x = d.has_head() ? memory({sequences, hidden}, dtype) : s.x;
-    q = memory({sequences, d.heads * d.head_dim}, dtype);
-    attended = memory(q.shape(), dtype);
-    product = memory({sequences, d.down.columns()}, dtype);
-    parts = memory({splits, rows, d.head_dim}, DType::f32);
-    peaks = memory({rows, splits}, DType::f32);
-    totals = memory({rows, splits}, DType::f32);
-    const std::int64_t parts_of_all = 1 + layer_parts * d.layers, heads_of_all = std::int64_t{d.layers} * sequences * d.kv_heads;
-    const Tensor zeros = memory({parts_of_all + heads_of_all}, DType::i32);
-    fill_bytes(zeros.data(), static_cast<std::size_t>(zeros.numel()) * size_of(DType::i32), 0, stream);
-    counters = zeros.slice(0, 0, parts_of_all);
-    arrivals = zeros.slice(0, parts_of_all, zeros.shape(0));
+    allocate_awaited(hidden, stream);
   }
 
   TileGrid grid() const { return {.m = tiles.count()}; }
@@ -109,8 +103,13 @@ struct Launch {
     constexpr int kGroup = 8, kWarps = 8;
     const Window window{std::countr_zero(unsigned{kGroup}), std::countr_zero(unsigned{kWarps})};
     const auto bind_weight = [&](auto& to, const Weight& weight, std::int64_t apart) {
-      bind(to.rows, in_panels(weight, apart, Params::panel), window);
-      if constexpr (!Params::plain) bind(to.scales, weight.quantized.scales.reshape({1, weight.rows()}));
+      bind(to.rows, in_panels(weight, apart, Params::panel_codes), window);
+      const QuantizedMatrix& q = weight.quantized;
+      const bool by_row = !Params::plain && !Params::by_group;
+      const Tensor row_scales = by_row ? q.scales.reshape({1, weight.rows()}) : Tensor();
+      bind(to.scales, by_row ? &row_scales : nullptr);
+      bind(to.group_scales, Params::by_group ? &q.scales : nullptr);
+      bind(to.zeros, Params::by_group && q.zeros.numel() > 0 ? &q.zeros : nullptr);
     };
     bind_weight(p.qkv, d.qkv, d.head_dim / 2);
     bind_weight(p.out, d.out, kGroup);
@@ -129,16 +128,18 @@ struct Launch {
     bind(p.values, by_token(step.values));
     bind(p.cosines, d.cosines);
     bind(p.sines, d.sines);
+    bind(p.last, d.has_head() ? nullptr : &step.x);
     bind(p.x, x);
+    bind(p.middle, middle);
     bind(p.q, q);
     bind(p.attended, attended);
-    bind(p.attended_heads, attended.reshape({std::int64_t{sequences} * d.heads, d.head_dim}));
+    bind(p.attended_heads, attended.reshape({d.layers, std::int64_t{sequences} * d.kv_heads, d.heads / d.kv_heads, d.head_dim}));
+    bind(p.new_keys, new_keys);
+    bind(p.new_values, new_values);
     bind(p.product, product);
     bind(p.parts, parts);
-    p.peaks = peaks.data<float>();
-    p.totals = totals.data<float>();
-    p.counters = reinterpret_cast<u32*>(counters.data<std::int32_t>());
-    p.arrivals = reinterpret_cast<u32*>(arrivals.data<std::int32_t>());
+    bind(p.peaks, peaks);
+    bind(p.totals, totals);
     p.ids = step.ids.data<std::int32_t>();
     p.lengths = step.lengths.data<std::int32_t>();
     p.pages = step.pages.data<std::int32_t>();
@@ -150,6 +151,43 @@ struct Launch {
     p.splits = splits;
     p.epsilon = d.epsilon;
     p.scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(d.head_dim));
+  }
+
+ private:
+  /// Allocates them in one piece of memory, which one operation fills with what is absent.
+  void allocate_awaited(std::int64_t hidden, const Stream& stream) {
+    struct Wanted {
+      Tensor& tensor;
+      Shape shape;
+      DType dtype;
+      std::size_t bytes() const {
+        constexpr std::size_t kAlignment = 256;
+        const std::int64_t elements = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies());
+        return (static_cast<std::size_t>(elements) * size_of(dtype) + kAlignment - 1) / kAlignment * kAlignment;
+      }
+    };
+    const Decoder& d = decoder;
+    const std::int64_t layers = d.layers, n = sequences, groups = n * d.kv_heads, group = d.heads / d.kv_heads, dim = d.head_dim;
+    const DType dtype = d.norms.dtype();
+    const Wanted all[] = {{x, {layers + 1, n, hidden}, dtype},
+                          {middle, {layers, n, hidden}, dtype},
+                          {q, {layers, n, d.heads * dim}, dtype},
+                          {attended, {layers, n, d.heads * dim}, dtype},
+                          {new_keys, {layers, n, d.kv_heads * dim}, dtype},
+                          {new_values, {layers, n, d.kv_heads * dim}, dtype},
+                          {product, {layers, n, d.down.columns()}, dtype},
+                          {parts, {layers, splits * groups, group, dim}, DType::f32},
+                          {peaks, {layers, groups, group, splits}, DType::f32},
+                          {totals, {layers, groups, group, splits}, DType::f32}};
+    std::size_t bytes = 0;
+    for (const Wanted& wanted : all) bytes += wanted.bytes();
+    const std::shared_ptr<void> memory = allocate_workspace(bytes, stream);
+    fill_bytes(memory.get(), bytes, 0xff, stream);
+    auto* at = static_cast<std::byte*>(memory.get());
+    for (const Wanted& wanted : all) {
+      wanted.tensor = Tensor::borrow(at, wanted.shape, wanted.dtype, stream.device(), {}, memory);
+      at += wanted.bytes();
+    }
   }
 };
 

@@ -124,6 +124,8 @@ concept Target = requires {
   typename T::template DividedSums<16, 8, 4>;
   typename T::template DividedSquares<8, 4>;
   typename T::template DividedOperand<bf16, 8, 128, 4>;
+  typename T::template DividedRow<bf16, 1024, 4>;
+  typename T::template DigitScales<8, 4>;
   typename T::template DividedScales<16, 128, detail::AnyFormat, 4>;
   typename T::template Rows<float, 4, 32, 4, 0>;
   typename T::template RowVector<float, void>;

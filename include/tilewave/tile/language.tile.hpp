@@ -37,6 +37,7 @@
 //   Staging    shared memory through which a Fragment is stored to global memory
 //   Outbox     shared memory through which a Fragment is added to global memory; on a Hopper GPU a warp of its own does it
 //   Windowed   a Global whose tiles have a window of pixels as rows: convolutions
+//   Awaited    a Global whose elements other tiles of the launch store, and which is loaded when they are there
 //   Histogram  counters that threads share;  List: values that threads append and sort
 //
 // A kernel on a target:
@@ -95,10 +96,13 @@ inline constexpr bool is_run = kSpan > 0 && (kSpan & (kSpan - 1)) == 0 && kCols 
 #define TW_DIVIDED_OPERAND "a DividedOperand has 16-bit elements or i8, a multiple of 8 rows, and of 32 columns (of i8: 64) for each warp"
 /// Whether a warp's codes are whole groups with a scale each, as DividedScales hold them.
 template <int kCodes, int kGroup>
-inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 0 && kCodes <= 4 * kGroup;
-#define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 4 groups, of a multiple of 32 codes each, for each warp"
+inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 0 && kCodes <= 8 * kGroup;
+#define TW_DIVIDED_SCALES "DividedScales have a multiple of 16 rows, and up to 8 groups, of a multiple of 32 codes each, for each warp"
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
+#define TW_DIGITS "digits are made of 16-bit elements, of at most 1024 columns for each warp, and multiply i8"
+#define TW_DIVIDED_ROW "a DividedRow has 16-bit elements, and for each warp 32 to 256 columns, a multiple of 32"
+#define TW_AWAITED "elements of an Awaited tensor are f32, f16 or bf16"
 #define TW_WIDENED "a Widened tile has 8-bit floats, in a multiple of 128 columns, and a multiple of 8 rows"
 #define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"
 #define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
@@ -144,6 +148,17 @@ using Global = typename Target::template Global<T, Tile, Split>;
 template <class Target, class T, class Tile = void, int Split = 1>
 struct Windowed : Global<Target, T, Tile, Split> {
   Window window;
+};
+/// A tensor whose elements are each stored once in a launch, and loaded by tiles that wait for them, in block.await(): an I-structure
+/// (Arvind, Nikhil and Pingali, 1989). An element whose bits are all ones is not there yet: the host fills the tensor with them before the
+/// launch. Elements are f32, f16 or bf16. The launch binds a contiguous tensor.
+template <class Target, class T, class Tile>
+struct Awaited : Global<Target, T, Tile> {
+  static constexpr bool awaited = true;
+};
+template <class G>
+inline constexpr bool is_awaited = requires {
+  G::awaited;
 };
 /// A T* on the targets that compute. The analysis target counts the accesses through it.
 template <class Target, class T>
@@ -192,6 +207,14 @@ using DividedSquares = typename Target::template DividedSquares<N, Warps>;
 /// The right operand of DividedSums, in registers: N rows of C columns, which the warps divide among them.
 template <class Target, class T, int N, int C, int Warps>
 using DividedOperand = typename Target::template DividedOperand<T, N, C, Warps>;
+/// One row of C columns, as long as it is not multiplied: block.spread() makes it each row of a DividedOperand.
+template <class Target, class T, int C, int Warps>
+using DividedRow = typename Target::template DividedRow<T, C, Warps>;
+/// The scales of a DividedOperand of N rows that block.make_digits() has rounded to fixed-point numbers of 15 bits, for products with
+/// integers of 8 bits. They are relative to the largest magnitude in a warp's columns of a row: if that is infinite or NaN, so are the
+/// sums.
+template <class Target, int N, int Warps>
+using DigitScales = typename Target::template DigitScales<N, Warps>;
 /// The scales, and the zero points if there are any, of the groups of DividedSums' left operand: R rows of C codes of 4 or 2 bits. `Format`
 /// says what the codes are: see packed.tile.hpp.
 template <class Target, int R, int C, class Format, int Warps>

@@ -146,6 +146,17 @@ TW_INLINE float scaling_power(float x, int n) {
   return bit_cast<float>(static_cast<u32>(min(254 + n - exponent, 227)) << 23);
 }
 
+// Fixed-point numbers of 15 bits: integers times fixed_point_scale(peak), where `peak` is the largest magnitude among them. An integer is x
+// * fixed_point_power(peak), rounded to nearest; it is below 2^14.
+
+TW_INLINE float fixed_point_power(float peak) { return scaling_power(peak, 13); }
+/// NaN if `peak` is infinite or NaN.
+TW_INLINE float fixed_point_scale(float peak) {
+  return bit_cast<float>((254u << 23) - bit_cast<u32>(fixed_point_power(peak))) + (peak - peak);
+}
+/// A number below 2^22 plus this is rounded to an integer, which the sum's bits end with.
+inline constexpr float kFixedPointRounding = 12582912.0f;  // 1.5 * 2^23
+
 /// tanh by the GPU's own instruction, with a relative error up to 2^-11.
 TW_INLINE float tanh_approx(float x) {
 #if TW_ON_GPU

@@ -103,10 +103,12 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   template <bool kGroups = false, class T, int R, int N, int C, int Warps, class S, class Scales = Unscaled>
   void add_products(DividedSums<R, N, Warps>&, const S& tile, const DividedOperand<T, N, C, Warps>& operand, const Scales& = {}) const {
     static_assert(Warps * 16 == kRows, "DividedSums name the kernel's `warps`");
-    constexpr int type = static_cast<int>(operand_type<T>), in_byte = codes_in<typename S::Element>;
+    constexpr bool digits = is_same<Scales, DigitScales<N, Warps>>;
+    constexpr int type = static_cast<int>(operand_type<conditional<digits, i8, T>>), in_byte = codes_in<typename S::Element>;
+    constexpr int count = digits ? 2 : 1;  // a product for each digit
     tally.shared += sizeof tile;
-    tally.products[type] += operations(R, N, C);
-    tally.inside[type] += operations(tile.inside().outer, operand.inside_rows, tile.inside().depth * in_byte);
+    tally.products[type] += count * operations(R, N, C);
+    tally.inside[type] += count * operations(tile.inside().outer, operand.inside_rows, tile.inside().depth * in_byte);
     if constexpr (is_same<typename S::Element, T>) {
       static_assert(S::rows == R * Warps && S::cols * Warps == C, TW_DIVIDED_TILE);
     } else {
@@ -217,16 +219,42 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void add_squares(DividedSquares<N, Warps>&, const DividedOperand<T, N, C, Warps>&) const {
     cost.f32 += N * C;
   }
+  template <class T, int C, int Warps>
+  void scale(DividedRow<T, C, Warps>&, const DividedRow<T, C, Warps>&) const {
+    cost.f32 += C;
+  }
+  template <class T, int N, int C, int Warps>
+  void add_squares(DividedSquares<N, Warps>&, const DividedRow<T, C, Warps>&) const {
+    cost.f32 += C;
+  }
+  template <class T, int C, int Warps, class G>
+  void load(DividedRow<T, C, Warps>&, const G& from, int row, int col, int = 0, int = 0) const {
+    tally.read[from.place] += from.bytes(row, col, 1, C);
+  }
+  template <class T, int N, int C, int Warps>
+  void spread(DividedOperand<T, N, C, Warps>& operand, const DividedRow<T, C, Warps>&) const {
+    operand = {1};
+  }
+  template <class T, int N, int C, int Warps>
+  void make_digits(DividedRow<T, C, Warps>&, DigitScales<N, Warps>&) const {
+    cost.f32 += 2 * C;
+  }
+  template <class T, int N, int C, int Warps>
+  void make_digits(DividedOperand<T, N, C, Warps>&, DigitScales<N, Warps>&) const {
+    cost.f32 += 2 * N * C;
+  }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row, int col, int = 0, int = 0) const {
     tally.read[from.place] += from.bytes(row, col, N, C);
     to = {overlap(row, N, from.rows)};
   }
   template <int R, int C, class Format, int Warps, class G, class H>
-  void load(DividedScales<R, C, Format, Warps>&, const G& scales, const H& zeros, int row, int col) const {
+  void load(DividedScales<R, C, Format, Warps>&, const G& scales, const H& zeros, int row, int col, int apart = 8) const {
     constexpr int group = Format::group;
-    tally.read[scales.place] += scales.bytes(row, col / group, R, C / group);
-    if constexpr (Format::zeros) tally.read[zeros.place] += zeros.bytes(row, col / group, R, C / group);
+    for (int r = 0; r < R; r += 8) {
+      tally.read[scales.place] += scales.bytes(row + r / 8 * apart, col / group, 8, C / group);
+      if constexpr (Format::zeros) tally.read[zeros.place] += zeros.bytes(row + r / 8 * apart, col / group, 8, C / group);
+    }
   }
   template <int R, int N, int Warps, class F>
   void complete(const DividedSums<R, N, Warps>&, F& to, const Scratch<float, 16 * Warps, R * N>& scratch) const {
@@ -514,9 +542,20 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
   void interleave(Fragment<T, R, C, kKind>&) const {
     static_assert(kKind == TileKind::rows && C % 8 == 0, TW_INTERLEAVED);
   }
+  /// Everything has been stored: blocks run one after the other.
+  template <class Fn>
+  bool attempt(Fn f) const {
+    f(*this);
+    return true;
+  }
+  template <class Fn>
+  void await(Fn f) const {
+    f(*this);
+  }
+  template <class Fn>
+  void await(bool, Fn) const {}
   void wait_for(const auto&, i64, int) const {}
   void announce(const auto&, i64) const {}
-  bool announces_last(const auto&, i64, int index, int count) const { return index == count - 1; }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     load_vector<Tile::rows>(to, from);

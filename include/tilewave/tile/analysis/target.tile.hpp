@@ -278,6 +278,12 @@ struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
   int inside_rows;  ///< inside the tensor
 };
+template <class T, int C, int Warps>
+struct DividedRow {
+  static_assert(sizeof(T) == 2 && C % (32 * Warps) == 0 && C / Warps <= 256, TW_DIVIDED_ROW);
+};
+template <int N, int Warps>
+struct DigitScales {};
 template <int R, int C, class F, int Warps>
 struct DividedScales {
   static_assert(R % 16 == 0 && is_divided_group<C / Warps, F::group>, TW_DIVIDED_SCALES);
@@ -485,6 +491,10 @@ struct Target {
   using DividedSquares = analysis::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = analysis::DividedOperand<T, N, C, Warps>;
+  template <class T, int C, int Warps>
+  using DividedRow = analysis::DividedRow<T, C, Warps>;
+  template <int N, int Warps>
+  using DigitScales = analysis::DigitScales<N, Warps>;
   template <int R, int C, class Format, int Warps>
   using DividedScales = analysis::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>

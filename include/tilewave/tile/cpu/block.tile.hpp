@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tilewave/tile/block_operations.tile.hpp"
+#include "tilewave/tile/cpu/awaited.tile.hpp"
 #include "tilewave/tile/cpu/global_rows.tile.hpp"
 #include "tilewave/tile/cpu/hadamard.tile.hpp"
 #include "tilewave/tile/cpu/products.tile.hpp"
@@ -164,6 +165,30 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   void add_squares(DividedSquares<N, Warps>& squares, const DividedOperand<T, N, C, Warps>& operand) const {
     for (int i = 0; i < N * C; ++i) squares.x[i / C] += operand.x[i] * operand.x[i];
   }
+  template <class T, int C, int Warps>
+  void scale(DividedRow<T, C, Warps>& row, const DividedRow<T, C, Warps>& factors) const {
+    for (int c = 0; c < C; ++c) row.x[c] = static_cast<float>(to<T>(row.x[c] * factors.x[c]));
+  }
+  template <class T, int N, int C, int Warps>
+  void add_squares(DividedSquares<N, Warps>& squares, const DividedRow<T, C, Warps>& row) const {
+    for (int i = 0; i < N * C; ++i) squares.x[i / C] += row.x[i % C] * row.x[i % C];
+  }
+  template <class T, int C, int Warps, class G>
+  void load(DividedRow<T, C, Warps>& to, const G& from, int row, int col0, int i = 0, int j = 0) const {
+    load_row(to.x, C, from, row, col0, row >= 0 && row < from.rows ? Extent(col0, C, from.cols) : Extent{}, i, j, Fill{});
+  }
+  template <class T, int N, int C, int Warps>
+  void spread(DividedOperand<T, N, C, Warps>& operand, const DividedRow<T, C, Warps>& row) const {
+    for (int i = 0; i < N * C; ++i) operand.x[i] = row.x[i % C];
+  }
+  template <class T, int N, int C, int Warps>
+  void make_digits(DividedOperand<T, N, C, Warps>& operand, DigitScales<N, Warps>&) const {
+    for (int first = 0; first < N * C; first += C / Warps) round_to_fixed_point(operand.x + first, C / Warps);
+  }
+  template <class T, int N, int C, int Warps>
+  void make_digits(DividedRow<T, C, Warps>& row, DigitScales<N, Warps>&) const {
+    for (int first = 0; first < C; first += C / Warps) round_to_fixed_point(row.x + first, C / Warps);
+  }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row0, int col0, int i = 0, int j = 0) const {
     for (int n = 0; n < N; ++n) {
@@ -174,10 +199,10 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     }
   }
   template <int R, int C, class Format, int Warps, class G, class H>
-  void load(DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0, int col0) const {
+  void load(DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0, int col0, int apart = 8) const {
     constexpr int groups = C / Format::group;
     for (int n = 0; n < R * groups; ++n) {
-      const int row = row0 + n / groups, group = col0 / Format::group + n % groups;
+      const int row = row0 + n / groups / 8 * apart + n / groups % 8, group = col0 / Format::group + n % groups;
       const bool inside = row < scales.rows && group < scales.cols;
       to.scale[n] = inside ? static_cast<float>(*scales.template at<const typename Format::Scale>(row, group, 0, 0)) : 0.0f;
       if constexpr (!Format::zeros)
@@ -375,6 +400,10 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     using E = typename G::Element;
     const Extent rows(row, from.size, to.rows);
     if (col < 0 || col >= to.cols) return;
+    if constexpr (is_awaited<G>) {
+      for (int n = rows.begin; n < rows.end; ++n) store_awaited(to, row + n, col, i, j, from.x[n]);
+      return;
+    }
     for (int n = rows.begin; n < rows.end; ++n) *to.template at<E>(row + n, col, i, j) = tw::to<E>(from.x[n]);
   }
   template <class T, class Tile, class G>
@@ -394,6 +423,11 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
     touch(from);
     const Extent rows(row0, F::rows, to.rows), cols(col0, F::cols, to.cols);
     if (cols.begin >= cols.end) return;
+    if constexpr (is_awaited<G>) {
+      for (int r = rows.begin; r < rows.end; ++r)
+        for (int c = cols.begin; c < cols.end; ++c) store_awaited(to, row0 + r, col0 + c, i, j, from.x[r * F::cols + c]);
+      return;
+    }
     for (int r = rows.begin; r < rows.end; ++r) store_row(from, r, to, row0 + r, col0, cols, i, j);
   }
   template <class F, class G>
@@ -589,11 +623,22 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       for (int k = 0; k < 8; ++k) rows.x[n + k] = x[k];
     }
   }
+  template <class Fn>
+  bool attempt(Fn f) const {
+    await(f);
+    return true;
+  }
+  template <class Fn>
+  void await(Fn f) const {
+    AwaitedLoads<Block> loads{*this};
+    f(loads);
+  }
+  template <class Fn>
+  void await(bool there, Fn f) const {
+    if (!there) await(f);
+  }
   void wait_for(const u32* counters, i64 i, int count) const { await_turn(counters + i, static_cast<u32>(count)); }
   void announce(u32* counters, i64 i) const { __atomic_fetch_add(counters + i, 1, __ATOMIC_RELEASE); }
-  bool announces_last(u32* counters, i64 i, int, int count) const {
-    return __atomic_add_fetch(counters + i, 1, __ATOMIC_ACQ_REL) == static_cast<u32>(count);
-  }
   template <class T, class Tile, int N>
   void load(RowVector<T, Tile>& to, const SharedVector<T, N>& from) const {
     copy_vector<Tile::rows>(to.x, from);

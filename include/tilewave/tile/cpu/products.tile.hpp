@@ -150,7 +150,9 @@ class Products : public BlockModel<kRows> {
     if (tile.valid_outer < 0) schedule_error("a product reads a slot that was released");
     constexpr bool integers = is_same<T, i8>;
     static_assert(!integers || is_same<Codes, u2x4>, "operands of i8 are multiplied by 2-bit codes");
-    static_assert((in_byte > 1 && !integers) == !is_same<Scales, Unscaled>, "codes of 4 and 2 bits have DividedScales, others have none");
+    constexpr bool digits = is_same<Scales, DigitScales<N, Warps>>;
+    static_assert(!digits || is_same<Codes, i8>, TW_DIGITS);
+    static_assert((in_byte > 1 && !integers) == !(is_same<Scales, Unscaled> || digits), "codes of 4 and 2 bits have DividedScales");
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
         const Codes codes = tile.get(kGroups ? row_of_group<Warps>(c / columns, r) : r, c % columns / in_byte);

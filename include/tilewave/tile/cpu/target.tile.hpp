@@ -22,7 +22,13 @@ inline void require(const char* problem) {
 /// one block. Empty when a launch begins.
 inline constinit thread_local UnreadStores unread_stores{};
 
-/// Waits until another thread has made *counter `value`. Throws tw::Error if no thread does so: at once if there is no other.
+/// Lets other threads run, while this one waits for something that one of them does. Throws tw::Error, with `wrong` as message, if none
+/// does it: at once if there is no other thread.
+struct Waiting {
+  i64 since = 0;
+};
+void wait_for_others(Waiting& waiting, const char* wrong);
+/// Waits until another thread has made *counter `value`.
 void await_turn(const u32* counter, u32 value);
 
 /// Sorts so that the n largest values come first, in descending order.
@@ -247,6 +253,15 @@ struct DividedOperand {
   static_assert((sizeof(T) == 2 || is_same<T, i8>)&&N % 8 == 0 && C % (64 / static_cast<int>(sizeof(T)) * Warps) == 0, TW_DIVIDED_OPERAND);
   float x[N * C];
 };
+template <class T, int C, int Warps>
+struct DividedRow {
+  static_assert(sizeof(T) == 2 && C % (32 * Warps) == 0 && C / Warps <= 256, TW_DIVIDED_ROW);
+  static constexpr int rows = 1, cols = C;
+  float x[C];
+};
+/// The numbers of an operand are scaled already.
+template <int N, int Warps>
+struct DigitScales {};
 template <int R, int C, class F, int Warps>
 struct DividedScales {
   static_assert(R % 16 == 0 && is_divided_group<C / Warps, F::group>, TW_DIVIDED_SCALES);
@@ -254,6 +269,17 @@ struct DividedScales {
   static constexpr int group = F::group;
   float scale[R * (C / group)], zero[R * (C / group)];
 };
+
+/// Rounds numbers to 15 bits, relative to the largest magnitude among them.
+inline void round_to_fixed_point(float* x, int count) {
+  u32 largest = 0;
+  for (int i = 0; i < count; ++i) largest = max(largest, bit_cast<u32>(abs(x[i])));
+  const float peak = bit_cast<float>(largest), power = fixed_point_power(peak), scale = fixed_point_scale(peak);
+  for (int i = 0; i < count; ++i) {
+    const volatile float sum = x[i] * power + kFixedPointRounding;  // not more exact than this
+    x[i] = (sum - kFixedPointRounding) * scale;
+  }
+}
 
 template <class T, class Tile>
 struct RowVector {
@@ -438,6 +464,10 @@ struct Target {
   using DividedSquares = cpu::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cpu::DividedOperand<T, N, C, Warps>;
+  template <class T, int C, int Warps>
+  using DividedRow = cpu::DividedRow<T, C, Warps>;
+  template <int N, int Warps>
+  using DigitScales = cpu::DigitScales<N, Warps>;
   template <int R, int C, class Format, int Warps>
   using DividedScales = cpu::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>

@@ -3,6 +3,7 @@
 #include "tilewave/tile/block_operations.tile.hpp"
 #include "tilewave/tile/cuda/counters.tile.hpp"
 #include "tilewave/tile/cuda/divided_codes.tile.hpp"
+#include "tilewave/tile/cuda/divided_row.tile.hpp"
 #include "tilewave/tile/cuda/global_memory.tile.hpp"
 #include "tilewave/tile/cuda/hadamard.tile.hpp"
 #include "tilewave/tile/cuda/operand.tile.hpp"
@@ -10,6 +11,22 @@
 #include "tilewave/tile/cuda/scans.tile.hpp"
 
 namespace tw::cuda {
+
+/// What block.await() gives a kernel.
+template <class Block>
+struct Polling {
+  const Block& block;
+  u32 absent = 0;
+
+  template <class To, class G>
+  TW_INLINE void load(To& to, const G& from, int row, int col, int i = 0, int j = 0) {
+    block.load(to, Polled<G>(from, absent), row, col, i, j);
+  }
+  template <class To, class G, class RowOf>
+  TW_INLINE void gather(To& to, const G& from, RowOf row_of, int col, int i = 0, int j = 0) {
+    block.gather(to, Polled<G>(from, absent), row_of, col, i, j);
+  }
+};
 
 /// What a kernel's compute() and finish() are given on every NVIDIA target: all warps that compute, as one object. A target's Block adds
 /// rings, products and stores through shared memory.
@@ -67,6 +84,33 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void add_squares(DividedSquares<N, kWarps>& squares, const DividedOperand<T, N, C, kWarps>& operand) const {
     add_squares_divided(squares, operand);
   }
+  // The same for one row, which is spread over an operand's rows before it is multiplied.
+  template <class T, int C>
+  TW_INLINE void scale(DividedRow<T, C, kWarps>& row, const DividedRow<T, C, kWarps>& factors) const {
+    scale_divided(row, factors);
+  }
+  template <class T, int N, int C>
+  TW_INLINE void add_squares(DividedSquares<N, kWarps>& squares, const DividedRow<T, C, kWarps>& row) const {
+    add_squares_divided(squares, row);
+  }
+  template <class T, int N, int C>
+  TW_INLINE void make_digits(DividedRow<T, C, kWarps>& row, DigitScales<N, kWarps>& scales) const {
+    cuda::make_digits(at, row, scales);
+  }
+  template <class T, int C, class G>
+  TW_INLINE void load(DividedRow<T, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
+    load_divided(at, to, from, row, col, i, j);
+  }
+  /// Every row of the operand becomes the row, digits or not.
+  template <class T, int N, int C>
+  TW_INLINE void spread(DividedOperand<T, N, C, kWarps>& operand, const DividedRow<T, C, kWarps>& row) const {
+    spread_divided(at, operand, row);
+  }
+  /// Rounds an operand to fixed-point numbers, as products with integers need them.
+  template <class T, int N, int C>
+  TW_INLINE void make_digits(DividedOperand<T, N, C, kWarps>& operand, DigitScales<N, kWarps>& scales) const {
+    cuda::make_digits(at, operand, scales);
+  }
   template <class T, int N, int C, class G>
   TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     constexpr bool whole = kPieceLoads && moves_in_pieces<typename G::TileType>;
@@ -76,8 +120,8 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     load_divided<whole>(at, to, from, row, col, i, j);
   }
   template <int R, int C, class Format, class G, class H>
-  TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const G& scales, const H& zeros, int row, int col) const {
-    load_divided_scales(at, to, scales, zeros, row, col);
+  TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const G& scales, const H& zeros, int row, int col, int apart = 8) const {
+    load_divided_scales(at, to, scales, zeros, row, col, apart);
   }
   /// to(n, r) = the sum of all warps' sums(r, n).
   template <int R, int N, class F>
@@ -253,6 +297,25 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
     reduce_add(from, box, to, row, col, i, j);
     announce(counters, counter);
   }
+  /// Calls f(loads), in which loads.load() loads from Awaited tensors as load() does from others. Returns whether all elements were there,
+  /// in this thread.
+  template <class Fn>
+  TW_INLINE bool attempt(Fn f) const {
+    Polling<BlockBase> loads{*this};
+    f(loads);
+    return loads.absent == 0;
+  }
+  /// Calls f(loads) until all elements are there, for all of the warp's threads.
+  template <class Fn>
+  TW_INLINE void await(Fn f) const {
+    while (ptx::any(!attempt(f))) {
+    }
+  }
+  /// The same, unless attempt(f) has returned true.
+  template <class Fn>
+  TW_INLINE void await(bool there, Fn f) const {
+    while (ptx::any(!there)) there = attempt(f);
+  }
   /// Waits until `count` tiles have announced themselves at counter i. What they stored is there.
   TW_INLINE void wait_for(u32* counters, i64 i, int count) const {
     if (thread() == 0) ptx::await(counters + i, static_cast<u32>(count));
@@ -262,19 +325,6 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void announce(u32* counters, i64 i) const {
     sync();
     if (thread() == 0) ptx::add_release(counters + i, 1);
-  }
-  /// Announces the same, and returns whether it was the last of `count` tiles to do so. What those stored is then there. `index`: of this
-  /// tile among them; the analysis takes the one with the last index to be last.
-  TW_INLINE bool announces_last([[maybe_unused]] u32* counters, [[maybe_unused]] i64 i, int, [[maybe_unused]] int count) const {
-    sync();
-#if TW_ON_GPU
-    __shared__ bool last;
-    if (thread() == 0) last = ptx::add_acquire_release(counters + i, 1) + 1 == static_cast<u32>(count);
-    sync();
-    return last;
-#else
-    return false;
-#endif
   }
   /// Calls f(i) for every i < count, distributed over the block's threads. f may read and write elements of the Buffer, as long as no two
   /// calls touch the same one. All threads that compute see the result when this returns.

@@ -9,7 +9,13 @@
 
 namespace tw::cuda {
 
-/// R x N sums of each warp: those over its own columns. A thread holds them as mma.sync leaves them.
+/// The row, of 8, that row lane / 4 of mma.sync stands for: its number with the bits in reverse order. Lanes that read pieces of 16 bytes
+/// together, four for each of two rows, then read rows 4 apart, and those of 8 bytes, of four rows, read rows 2 apart: different banks of
+/// swizzled lines.
+TW_INLINE constexpr int divided_row(int lane) { return (lane >> 4 & 1) | (lane >> 2 & 2) | (lane & 4); }
+
+/// R x N sums of each warp: those over its own columns. A thread holds them as mma.sync leaves them, for rows in the order of
+/// divided_row().
 template <int R, int N, int Warps>
 struct DividedSums {
   static_assert(R % 16 == 0 && N % 8 == 0, TW_DIVIDED_SUMS);
@@ -68,7 +74,17 @@ TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& 
     for (int k = 0; k < 4; ++k) words[k] = 0;
   });
   // One branch around all pieces, so that the loads are in flight together and the path for other tensors is short.
-  if (kWhole || (from.template whole_pieces<T, D::width>() && col0 % D::width == 0)) {
+  if constexpr (is_polled<G>) {
+    const T* const first = from.template piece_at<const T>(row, col, i, j);
+    for_pieces([&](int r, int n, u32* words) {
+      ptx::load_relaxed_16_if(from.inside(row + r, col + n), first + (r * from.stride_row + n), words);
+    });
+    TW_UNROLL
+    for (int r = 0; r < N / 8; ++r) {
+      TW_UNROLL
+      for (int n = 0; n < D::share / D::run; ++n) from.see(to.x[n][r]);
+    }
+  } else if (kWhole || (from.template whole_pieces<T, D::width>() && col0 % D::width == 0)) {
     const T* const first = from.template piece_at<const T>(row, col, i, j);
     for_pieces([&](int r, int n, u32* words) { ptx::load_16_if(from.inside(row + r, col + n), first + (r * from.stride_row + n), words); });
   } else {
@@ -119,7 +135,8 @@ TW_INLINE void add_divided([[maybe_unused]] const Position& at, [[maybe_unused]]
                            [[maybe_unused]] const S& tile, [[maybe_unused]] const DividedOperand<T, N, C, Warps>& operand) {
   static_assert(S::rows == R * Warps && S::cols * Warps == C && is_same<typename S::Element, T>, TW_DIVIDED_TILE);
 #if TW_ON_GPU
-  const int row = at.block_warp() * (kGroups ? 8 : R) + at.lane / 4, col = at.lane % 4 * operand.width;
+  float odd[R * N / 32] = {};  // a product waits for the one before that adds to the same sums
+  const int row = at.block_warp() * (kGroups ? 8 : R) + divided_row(at.lane), col = at.lane % 4 * operand.width;
   constexpr int group = kGroups ? Warps * 8 : 8;  // rows from one group of 8 to the next
   TW_UNROLL
   for (int n = 0; n < S::cols / 32; ++n) {
@@ -133,10 +150,12 @@ TW_INLINE void add_divided([[maybe_unused]] const Position& at, [[maybe_unused]]
         const u32 left[4] = {upper[k], lower[k], upper[k + 1], lower[k + 1]};
         TW_UNROLL
         for (int column = 0; column < N / 8; ++column)
-          Mma<T>::add(sums.x + (r / 16 * (N / 8) + column) * 4, left, operand.x[n][column] + k);
+          Mma<T>::add((k == 0 ? sums.x : odd) + (r / 16 * (N / 8) + column) * 4, left, operand.x[n][column] + k);
       }
     }
   }
+  TW_UNROLL
+  for (int i = 0; i < sums.size; ++i) sums.x[i] += odd[i];
 #endif
 }
 
@@ -146,7 +165,8 @@ TW_INLINE void share_divided(const Position& at, const DividedSums<R, N, Warps>&
   sync();  // the previous sums have been read
   TW_UNROLL
   for (int i = 0; i < sums.size; ++i) {
-    const int tile = i / 4, r = tile / (N / 8) * 16 + at.lane / 4 + i % 4 / 2 * 8, n = tile % (N / 8) * 8 + at.lane % 4 * 2 + i % 2;
+    const int tile = i / 4, r = tile / (N / 8) * 16 + divided_row(at.lane) + i % 4 / 2 * 8,
+              n = tile % (N / 8) * 8 + at.lane % 4 * 2 + i % 2;
     memory[at.block_warp() * R * N + n * R + r] = sums.x[i];
   }
   sync();

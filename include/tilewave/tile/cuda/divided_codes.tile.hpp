@@ -122,7 +122,7 @@ struct DividedScales {
   static constexpr int groups = C / Warps / group;                              ///< of a warp
   static constexpr int scale_bytes = groups * static_cast<int>(sizeof(Scale));  ///< of a row
   u32 scales[R / 8][(scale_bytes + 3) / 4];                                     ///< one after the other
-  u32 zeros[R / 8];                                                             ///< a byte each
+  u32 zeros[R / 8][(groups + 3) / 4];                                           ///< a byte each
 
   TW_INLINE float scale(int r, int g) const {
     constexpr int bits = 8 * static_cast<int>(sizeof(Scale)), in_word = 32 / bits;
@@ -137,41 +137,49 @@ struct DividedScales {
   }
   TW_INLINE u32 zero(int r, int g) const {
     if constexpr (F::zeros)
-      return zeros[r] >> 8 * g & 0xffu;
+      return zeros[r][g / 4] >> g % 4 * 8 & 0xffu;
     else
       return static_cast<u32>(F::middle);
   }
 };
 
-/// Those of rows row0 to row0 + R - 1 and of the groups from column col0 on; zeros outside the tensors.
+/// Those of rows from row0 on, of which every 8 begin `apart` rows after the 8 before, and of the groups from column col0 on; zeros outside
+/// the tensors.
 template <int R, int C, class Format, int Warps, class G, class H>
 TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0,
-                                   int col0) {
+                                   int col0, int apart) {
   using D = DividedScales<R, C, Format, Warps>;
   using Scale = typename D::Scale;
   const int first = col0 / D::group + at.block_warp() * D::groups;
   const auto rows = [&](auto load) {
     TW_UNROLL
     for (int r = 0; r < R / 8; ++r) {
-      to.zeros[r] = 0;
+      TW_UNROLL
+      for (u32& four : to.zeros[r]) four = 0;
       TW_UNROLL
       for (u32& two : to.scales[r]) two = 0;
-      load(r, row0 + r * 8 + at.lane / 4);
+      load(r, row0 + r * apart + divided_row(at.lane));
     }
   };
   const auto scale_at = [&](int row, int g) { return scales.template piece_at<const Scale>(row, first + g, 0, 0); };
   const auto zero_at = [&](int row, int g) { return zeros.template piece_at<const u8>(row, first + g, 0, 0); };
-  if constexpr ((D::scale_bytes == 8 || D::scale_bytes == 4) && (!Format::zeros || D::groups == 4)) {
+  constexpr int row_bytes = D::scale_bytes;
+  if constexpr ((row_bytes == 16 || row_bytes == 8 || row_bytes == 4) && (!Format::zeros || D::groups % 4 == 0)) {
     bool whole = scales.template whole_pieces<Scale, D::groups>();
-    if constexpr (Format::zeros) whole = whole && zeros.template whole_pieces<u8, 4>();
+    if constexpr (Format::zeros) whole = whole && zeros.template whole_pieces<u8, D::groups>();
     if (whole) {
       return rows([&](int r, int row) {
         const bool inside = scales.inside(row, first);
-        if constexpr (D::scale_bytes == 8)
+        if constexpr (row_bytes == 16)
+          ptx::load_16_if(inside, scale_at(row, 0), to.scales[r]);
+        else if constexpr (row_bytes == 8)
           ptx::load_8_if(inside, scale_at(row, 0), to.scales[r]);
         else
           ptx::load_4_if(inside, scale_at(row, 0), to.scales[r][0]);
-        if constexpr (Format::zeros) ptx::load_4_if(inside, zero_at(row, 0), to.zeros[r]);
+        if constexpr (Format::zeros && D::groups == 8)
+          ptx::load_8_if(inside, zero_at(row, 0), to.zeros[r]);
+        else if constexpr (Format::zeros)
+          ptx::load_4_if(inside, zero_at(row, 0), to.zeros[r][0]);
       });
     }
   }
@@ -189,7 +197,7 @@ TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Forma
         ptx::load_1_if(inside, scale_at(row, g), scale);
       to.scales[r][g / in_word] |= scale << g % in_word * bytes * 8;
       if constexpr (Format::zeros) ptx::load_1_if(inside, zero_at(row, g), zero);
-      to.zeros[r] |= zero << 8 * g;
+      to.zeros[r][g / 4] |= zero << g % 4 * 8;
     }
   });
 }
@@ -220,7 +228,7 @@ TW_INLINE void add_divided_integers([[maybe_unused]] const Position& at, [[maybe
 #if TW_ON_GPU
   using D = DividedOperand<i8, N, C, Warps>;
   static_assert(D::share <= 1 << 16, "64 times a sum fits an integer");
-  const int row = at.lane / 4, col = D::col(at, 0);
+  const int row = divided_row(at.lane), col = D::col(at, 0);
   i32 total[R / 16][N / 8][4] = {};
   TW_UNROLL
   for (int n = 0; n < D::share / D::run; ++n) {
@@ -264,7 +272,8 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
   using Pairs = typename PairsOf<Scales, Codes, T>::Type;
   using Operand = DividedOperand<T, N, C, Warps>;
   constexpr int share = Operand::share, group = min(Scales::group, share), width = Operand::width;
-  const int row = (kGroups ? at.block_warp() * 8 : 0) + at.lane / 4, col = (kGroups ? 0 : at.block_warp() * share) + at.lane % 4 * width;
+  const int row = (kGroups ? at.block_warp() * 8 : 0) + divided_row(at.lane),
+            col = (kGroups ? 0 : at.block_warp() * share) + at.lane % 4 * width;
   constexpr int group_rows = kGroups ? Warps * 8 : 8;  // rows from one group of 8 to the next
   const auto decode = [&](int r, int n, u32 minus_zero, u32* pairs) {
     u32 codes[2];
@@ -286,7 +295,7 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
         minus_upper = Pairs::minus(scales.zero(r / 8, g));
         minus_lower = Pairs::minus(scales.zero(r / 8 + 1, g));
       }
-      float of_group[N / 8][4] = {};
+      float of_group[N / 8][4] = {}, odd[N / 8][4] = {};
       TW_UNROLL
       for (int n = g * (group / 32); n < (g + 1) * (group / 32); ++n) {
         u32 upper[4], lower[4];  // of a row and the one 8 below
@@ -298,16 +307,18 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
           TW_UNROLL
           for (int column = 0; column < N / 8; ++column) {
             const u32 right[2] = {Pairs::pair_of(operand.x[n][column], k), Pairs::pair_of(operand.x[n][column], k + 1)};
-            float* const to = in_byte > 1 ? of_group[column] : sums.x + (r / 16 * (N / 8) + column) * 4;
-            Mma<T>::add(to, left, right);
+            Mma<T>::add(k == 0 ? of_group[column] : odd[column], left, right);
           }
         }
       }
+      float upper_scale = 1.0f, lower_scale = 1.0f;
       if constexpr (in_byte > 1) {
-        const float upper_scale = scales.scale(r / 8, g), lower_scale = scales.scale(r / 8 + 1, g);
-        TW_UNROLL
-        for (int i = 0; i < N / 2; ++i) sums.x[r / 16 * (N / 2) + i] += of_group[i / 4][i % 4] * (i % 4 < 2 ? upper_scale : lower_scale);
+        upper_scale = scales.scale(r / 8, g);
+        lower_scale = scales.scale(r / 8 + 1, g);
       }
+      TW_UNROLL
+      for (int i = 0; i < N / 2; ++i)
+        sums.x[r / 16 * (N / 2) + i] += (of_group[i / 4][i % 4] + odd[i / 4][i % 4]) * (i % 4 < 2 ? upper_scale : lower_scale);
     }
   }
 #endif

@@ -49,8 +49,8 @@ struct GlobalMemory : Elements<kWarps> {
   template <class T, int R, int C, int Warps, int Width, class G>
   TW_INLINE void load(Rows<T, R, C, Warps, Width>& to, const G& from, int row0, int col0, int i = 0, int j = 0, Fill fill = {}) const {
     using F = Rows<T, R, C, Warps, Width>;
-    if constexpr (!moves_in_words<G, kPieceLoads>) {
-      if (pieces<F, kPieceLoads>(from, col0)) {
+    if constexpr (is_polled<G> || !moves_in_words<G, kPieceLoads>) {
+      if (is_polled<G> || pieces<F, kPieceLoads>(from, col0)) {
         using E = typename G::Element;
         Base::template own<F>();
         Words<E, F::width> words[F::row_count][F::pieces];
@@ -63,8 +63,8 @@ struct GlobalMemory : Elements<kWarps> {
         for (int r = 0; r < F::row_count; ++r) {
           TW_UNROLL
           for (int n = 0; n < F::pieces; ++n)
-            words[r][n].load_if(from.inside(row + r * step, col + n * F::piece_step),
-                                first + r * step * from.stride_row + n * F::piece_step, value_of<E>(fill));
+            load_piece(words[r][n], from, from.inside(row + r * step, col + n * F::piece_step),
+                       first + r * step * from.stride_row + n * F::piece_step, value_of<E>(fill));
         }
         return unpack<F>(words, to);
       }
@@ -146,7 +146,13 @@ struct GlobalMemory : Elements<kWarps> {
     TW_UNROLL
     for (int n = 0; n < from.size; ++n) {
       const int r = row + from.row(at, n);
-      if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
+      if constexpr (is_awaited<G>) {
+        Words<E, 1> word;
+        word.set(0, tw::to<E>(from.x[n]));
+        word.store_awaited_if(to.inside(r, col), to.template at<E>(r, col, i, j));
+      } else {
+        if (to.inside(r, col)) *to.template at<E>(r, col, i, j) = tw::to<E>(from.x[n]);
+      }
     }
   }
   /// Stores the vector's values into row `row`, from column `col` on.
@@ -201,7 +207,7 @@ struct GlobalMemory : Elements<kWarps> {
     Base::template own<F>();
     using E = typename G::Element;
     const Position at = here();
-    if constexpr (moves_in_words<G, kPieceStores>) {
+    if constexpr (!is_awaited<G> && moves_in_words<G, kPieceStores>) {
       const bool stored = in_widest_words<F::width>(to, col0, [&](auto size) {
         TW_UNROLL
         for (int r = 0; r < F::row_count; ++r) {
@@ -211,7 +217,7 @@ struct GlobalMemory : Elements<kWarps> {
       });
       if (stored) return;
     }
-    if (pieces<F, kPieceStores>(to, col0)) {
+    if (is_awaited<G> || pieces<F, kPieceStores>(to, col0)) {
       TW_UNROLL
       for (int r = 0; r < F::row_count; ++r) {
         const int row = row0 + F::row(at, F::in_row(r, 0)), col = col0 + F::col(at, 0);
@@ -222,7 +228,9 @@ struct GlobalMemory : Elements<kWarps> {
           words.pack(from.x + F::in_row(r, n * F::width));
           const bool inside = to.inside(row, col + n * F::piece_step);
           // Behind branches the compiler may store many words one by one. Two rows it stores whole, and then a branch saves registers.
-          if constexpr (F::row_count == 2 && sizeof(E) < 4) {
+          if constexpr (is_awaited<G>) {
+            words.store_awaited_if(inside, first + n * F::piece_step);
+          } else if constexpr (F::row_count == 2 && sizeof(E) < 4) {
             if (inside) words.store(first + n * F::piece_step);
           } else {
             words.store_if(inside, first + n * F::piece_step);
@@ -294,13 +302,24 @@ struct GlobalMemory : Elements<kWarps> {
   static TW_INLINE E value_of(Fill fill) {
     return fill.value == 0.0f ? E{} : tw::to<E>(fill.value);
   }
+  /// Loads a piece, or fills it with `otherwise`; of a tensor that is polled, with zeros.
+  template <class W, class G, class E>
+  static TW_INLINE void load_piece(W& words, const G& from, bool inside, const E* first, E otherwise) {
+    if constexpr (is_polled<G>) {
+      words.load_awaited_if(inside, first);
+      from.see(words.w);
+    } else {
+      words.load_if(inside, first, otherwise);
+    }
+  }
   /// Loads this thread's pieces of a row of F, from `col` on, with `otherwise` outside the tensor.
   template <class F, class E, class G>
   TW_INLINE void load_row(Words<E, F::width>* words, const G& from, int row, int col, int i, int j, E otherwise) const {
-    if (pieces<F, kPieceLoads>(from, col)) {
+    if (is_polled<G> || pieces<F, kPieceLoads>(from, col)) {
       const E* const first = from.template piece_at<const E>(row, col, i, j);
       TW_UNROLL
-      for (int n = 0; n < F::pieces; ++n) words[n].load_if(from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
+      for (int n = 0; n < F::pieces; ++n)
+        load_piece(words[n], from, from.inside(row, col + n * F::piece_step), first + n * F::piece_step, otherwise);
     } else {
       TW_UNROLL
       for (int n = 0; n < F::share; ++n) {

@@ -273,6 +273,41 @@ struct alignas(width * sizeof(T) < 16 ? width * sizeof(T) : 16) Piece {
   T x[width];
 };
 
+/// A word of elements of T, in which the highest bit of each that is absent, all ones, is set; other bits may be, too.
+template <class T>
+TW_INLINE u32 absent_elements(u32 word) {
+  if constexpr (sizeof(T) == 4) return (word & 0x7fffffffu) + 1u & word;
+  return (word & 0x7fff7fffu) + 0x00010001u & word;
+}
+template <class T>
+inline constexpr u32 absent_bits = sizeof(T) == 4 ? 0x80000000u : 0x80008000u;
+/// The same word, in which NaN whose bits are all ones have become others.
+template <class T>
+TW_INLINE u32 present_elements(u32 word) {
+  return word & ~(absent_elements<T>(word) & absent_bits<T>);
+}
+
+/// An Awaited tensor while block.await() loads from it, which learns whether elements were absent.
+template <class G>
+struct Polled : G {
+  using Element = typename G::Element;
+  static constexpr bool polled = true;
+  u32* absent;  ///< its highest bit becomes 1
+
+  TW_INLINE Polled(const G& tensor, u32& to) : G(tensor), absent(&to) {}
+  template <int N>
+  TW_INLINE void see(const u32 (&words)[N]) const {
+    u32 any = 0;
+    TW_UNROLL
+    for (const u32 word : words) any |= absent_elements<Element>(word);
+    *absent |= any & absent_bits<Element>;
+  }
+};
+template <class G>
+inline constexpr bool is_polled = requires {
+  G::polled;
+};
+
 /// `width` neighbours with the same layout as in memory, in whole registers however narrow they are.
 template <class T, int width>
 struct Words {
@@ -393,6 +428,39 @@ struct Words {
       ptx::store_8_if(inside, to, w);
     } else if (inside) {
       store(to);
+    }
+  }
+  /// To an Awaited tensor.
+  TW_INLINE void store_awaited_if(bool inside, T* to) const {
+    u32 present[count];
+    TW_UNROLL
+    for (int n = 0; n < count; ++n) present[n] = present_elements<T>(w[n]);
+    if constexpr (bytes % 16 == 0) {
+      TW_UNROLL
+      for (int n = 0; n < count; n += 4) ptx::store_relaxed_16_if(inside, reinterpret_cast<u32*>(to) + n, present + n);
+    } else if constexpr (bytes == 8) {
+      ptx::store_relaxed_8_if(inside, to, present);
+    } else if constexpr (bytes == 4) {
+      ptx::store_relaxed_4_if(inside, to, present);
+    } else {
+      static_assert(bytes == 2, TW_AWAITED);
+      ptx::store_relaxed_2_if(inside, to, present);
+    }
+  }
+  /// From an Awaited tensor: elements that are absent have all ones. Zeros outside.
+  TW_INLINE void load_awaited_if(bool inside, const T* from) {
+    TW_UNROLL
+    for (u32& word : w) word = 0;
+    if constexpr (bytes % 16 == 0) {
+      TW_UNROLL
+      for (int n = 0; n < count; n += 4) ptx::load_relaxed_16_if(inside, reinterpret_cast<const u32*>(from) + n, w + n);
+    } else if constexpr (bytes == 8) {
+      ptx::load_relaxed_8_if(inside, from, w);
+    } else if constexpr (bytes == 4) {
+      ptx::load_relaxed_4_if(inside, from, w[0]);
+    } else {
+      static_assert(bytes == 2, TW_AWAITED);
+      ptx::load_relaxed_2_if(inside, from, w[0]);
     }
   }
   TW_INLINE void load_if(bool inside, const T* from, T otherwise) {

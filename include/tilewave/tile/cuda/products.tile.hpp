@@ -47,12 +47,14 @@ struct ProductBlock : BlockBase<kWarps, kPieceLoads, kPieceStores> {
   TW_INLINE void wait(Constant<Left>, Acc&...) const {}
   using Base::add_products;
   /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile, or those of its
-  /// codes, times their scales.
+  /// codes, times their scales. With DigitScales the operand has digits, and the tile integers.
   template <class E, int R, int N, int C, class S, class Scales = Unscaled>
   TW_INLINE void add_products(DividedSums<R, N, kWarps>& sums, const S& tile, const DividedOperand<E, N, C, kWarps>& operand,
                               const Scales& scales = {}) const {
     if constexpr (is_same<typename S::Element, E>)
       add_divided(at, sums, tile, operand);
+    else if constexpr (is_same<Scales, DigitScales<N, kWarps>>)
+      add_divided_digits(at, sums, tile, operand, scales);
     else if constexpr (is_same<E, i8>)
       add_divided_integers(at, sums, tile, operand);
     else
@@ -64,6 +66,8 @@ struct ProductBlock : BlockBase<kWarps, kPieceLoads, kPieceStores> {
                                         const Scales& scales = {}) const {
     if constexpr (is_same<typename S::Element, E>)
       add_divided<true>(at, sums, tile, operand);
+    else if constexpr (is_same<Scales, DigitScales<N, kWarps>>)
+      add_divided_digits<true>(at, sums, tile, operand, scales);
     else
       add_divided_codes<true>(at, sums, tile, operand, scales);
   }

@@ -144,6 +144,15 @@ TW_INLINE bool any(bool value) {
 #endif
 }
 
+/// The larger of both upper and of both lower halves, as unsigned numbers.
+TW_INLINE u32 max_of_pairs(u32 a, u32 b) {
+#if TW_ON_GPU
+  return __vmaxu2(a, b);
+#else
+  const u32 upper = a >> 16 > b >> 16 ? a : b, lower = (a & 0xffffu) > (b & 0xffffu) ? a : b;
+  return (upper & 0xffff0000u) | (lower & 0xffffu);
+#endif
+}
 /// Selects four of the eight bytes of `low` and `high`: the n-th four bits of `selector` are the number of the byte that becomes byte n.
 TW_INLINE u32 permute_bytes(u32 low, u32 high, u32 selector) {
 #if TW_ON_GPU
@@ -312,6 +321,32 @@ TW_INLINE void load_1_if(bool inside, const void* from, u32& w) {
          : "memory");
 }
 
+// The same for what another block stores meanwhile: not from the L1 cache.
+TW_INLINE void load_relaxed_16_if(bool inside, const void* from, u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+         : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_relaxed_8_if(bool inside, const void* from, u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n}"
+         : "+r"(w[0]), "+r"(w[1])
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_relaxed_4_if(bool inside, const void* from, u32& w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.relaxed.gpu.global.u32 %0, [%1];\n}"
+         : "+r"(w)
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void load_relaxed_2_if(bool inside, const void* from, u32& w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.relaxed.gpu.global.u16 %0, [%1];\n}"
+         : "+r"(w)
+         : "l"(from), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+
 // One instruction each. From C++ stores on two branches, one of them less aligned, compilers make stores of the lower alignment.
 TW_INLINE void store_16(void* to, const u32* w) {
   TW_ASM("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
@@ -330,6 +365,28 @@ TW_INLINE void store_8_if(bool inside, void* to, const u32* w) {
          : "memory");
 }
 
+// What another block loads meanwhile.
+TW_INLINE void store_relaxed_16_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to), "r"(w[0]),
+         "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void store_relaxed_8_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};\n}" ::"l"(to), "r"(w[0]), "r"(w[1]),
+         "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void store_relaxed_4_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.relaxed.gpu.global.u32 [%0], %1;\n}" ::"l"(to), "r"(w[0]),
+         "r"(static_cast<u32>(inside))
+         : "memory");
+}
+TW_INLINE void store_relaxed_2_if(bool inside, void* to, const u32* w) {
+  TW_ASM("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.relaxed.gpu.global.u16 [%0], %1;\n}" ::"l"(to), "h"(static_cast<u16>(w[0])),
+         "r"(static_cast<u32>(inside))
+         : "memory");
+}
+
 /// Waits until another block has made *counter `value`. What that block wrote before can be seen then.
 TW_INLINE void await(const u32* counter, u32 value) {
   u32 now = 0;
@@ -338,12 +395,6 @@ TW_INLINE void await(const u32* counter, u32 value) {
   } while (now != value);
 }
 TW_INLINE void add_release(u32* to, u32 value) { TW_ASM("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory"); }
-/// Returns what the counter held before.
-TW_INLINE u32 add_acquire_release(u32* to, u32 value) {
-  u32 before = 0;
-  TW_ASM("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
-  return before;
-}
 TW_INLINE void atomic_add(float* to, float value) { TW_ASM("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory"); }
 /// Adds to one 16-bit float. GPUs without this operation (before compute capability 9.0) replace the 32-bit word that holds it.
 template <class T>

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/divided_codes.tile.hpp"
+#include "tilewave/tile/cuda/divided_row.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/cuda/ring.tile.hpp"
 
@@ -49,6 +50,10 @@ struct Target {
   using DividedSquares = cuda::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = cuda::DividedOperand<T, N, C, Warps>;
+  template <class T, int C, int Warps>
+  using DividedRow = cuda::DividedRow<T, C, Warps>;
+  template <int N, int Warps>
+  using DigitScales = cuda::DigitScales<N, Warps>;
   template <int R, int C, class Format, int Warps>
   using DividedScales = cuda::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>

@@ -126,12 +126,15 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
   }
 
   /// sums(r, n) += the sum over this warp's columns of a(r, c) * operand(n, c), where a is the warp's R rows of the tile, or those of its
-  /// codes, times their scales. All warps of the warpgroup have read the tile when it returns, so the slot may be released.
+  /// codes, times their scales. With DigitScales the operand has digits, and the tile integers. All warps of the warpgroup have read the
+  /// tile when it returns, so the slot may be released.
   template <class T, int R, int N, int C, class S, class Scales = Unscaled>
   TW_INLINE void add_products(DividedSums<R, N, Warpgroups * 4>& sums, const S& tile,
                               const DividedOperand<T, N, C, Warpgroups * 4>& operand, const Scales& scales = {}) const {
     if constexpr (is_same<typename S::Element, T>)
       cuda::add_divided(at, sums, tile, operand);
+    else if constexpr (is_same<Scales, cuda::DigitScales<N, Warpgroups * 4>>)
+      cuda::add_divided_digits(at, sums, tile, operand, scales);
     else if constexpr (is_same<T, i8>)
       cuda::add_divided_integers(at, sums, tile, operand);
     else
@@ -144,6 +147,8 @@ struct Block : cuda::BlockBase<Warpgroups * 4, kTmaLoad, kTmaStore> {
                                         const DividedOperand<T, N, C, Warpgroups * 4>& operand, const Scales& scales = {}) const {
     if constexpr (is_same<typename S::Element, T>)
       cuda::add_divided<true>(at, sums, tile, operand);
+    else if constexpr (is_same<Scales, cuda::DigitScales<N, Warpgroups * 4>>)
+      cuda::add_divided_digits<true>(at, sums, tile, operand, scales);
     else
       cuda::add_divided_codes<true>(at, sums, tile, operand, scales);
     this->sync_warpgroup(at);

@@ -2,6 +2,7 @@
 
 #include "tilewave/tile/cuda/buffers.tile.hpp"
 #include "tilewave/tile/cuda/divided_codes.tile.hpp"
+#include "tilewave/tile/cuda/divided_row.tile.hpp"
 #include "tilewave/tile/cuda/fragment.tile.hpp"
 #include "tilewave/tile/sm_90a/ptx.tile.hpp"
 
@@ -9,8 +10,8 @@ namespace tw::sm_90a {
 
 // Types that Hopper shares with the generic target.
 using cuda::Buffer, cuda::VectorBuffer, cuda::SharedVector, cuda::RowExchange, cuda::View;
-using cuda::DividedOperand, cuda::DividedScales, cuda::DividedSquares, cuda::DividedSums, cuda::Fragment, cuda::Operand, cuda::Rows,
-    cuda::RowVector, cuda::ColumnVector;
+using cuda::DigitScales, cuda::DividedOperand, cuda::DividedRow, cuda::DividedScales, cuda::DividedSquares, cuda::DividedSums,
+    cuda::Fragment, cuda::Operand, cuda::Rows, cuda::RowVector, cuda::ColumnVector;
 using cuda::kWarpgroupThreads, cuda::kWarpgroupRows, cuda::kPanelBytes, cuda::kPanelAlignment, cuda::kComputeBarrier,
     cuda::kWarpgroupBarrier;
 using cuda::Position, cuda::GlobalView, cuda::MappedView, cuda::Global, cuda::copied_by_tma, cuda::moves_in_pieces, cuda::shared_memory;

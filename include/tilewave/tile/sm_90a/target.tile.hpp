@@ -37,6 +37,10 @@ struct Target {
   using DividedSquares = sm_90a::DividedSquares<N, Warps>;
   template <class T, int N, int C, int Warps>
   using DividedOperand = sm_90a::DividedOperand<T, N, C, Warps>;
+  template <class T, int C, int Warps>
+  using DividedRow = sm_90a::DividedRow<T, C, Warps>;
+  template <int N, int Warps>
+  using DigitScales = sm_90a::DigitScales<N, Warps>;
   template <int R, int C, class Format, int Warps>
   using DividedScales = sm_90a::DividedScales<R, C, Format, Warps>;
   template <class T, int R, int C, int Warps, int Width>
