@@ -82,6 +82,7 @@ struct DecodeStep {
   static constexpr int page = 64;                              ///< tokens of a page
   static constexpr int keys = 32;                              ///< that a tile of attention has in registers
   static constexpr int most_splits = 32;
+  static constexpr float kLowest = -1e30f;  ///< below all scores, and finite: differences of it are numbers
 
   template <class Target>
   struct On {
@@ -148,10 +149,9 @@ struct DecodeStep {
       Ring<Target, Slot, Stages> weights;
       Scratch<Target, float, 16 * warps, 16 * N> sums;
       VectorBuffer<Target, float, N * warps> squares;
-      VectorBuffer<Target, float, Group * keys> scores;
-      VectorBuffer<Target, float, Group> decays;
+      VectorBuffer<Target, float, Group * keys> scores, totals;
       VectorBuffer<Target, int, N> places;  ///< of the sequences' tokens in the pages
-      explicit constexpr Memory(auto& block) : weights(block), sums(block), squares(block), scores(block), decays(block), places(block) {}
+      explicit constexpr Memory(auto& block) : weights(block), sums(block), squares(block), scores(block), totals(block), places(block) {}
     };
     struct State {};
 
@@ -526,7 +526,6 @@ struct DecodeStep {
       const int last = s.begin + (end - s.begin - 1) / keys * keys;
       load_keys(k, v, last, place(last));
       int next_place = place(last - keys);
-      PerLine decays;
       Vector q[Group];
       block.await([&](auto& loads) {
         TW_UNROLL
@@ -538,50 +537,72 @@ struct DecodeStep {
       // Only the row of the newest key is not 0.
       block.map(k, new_k, [](auto old, auto fresh) { return old + fresh; });
       block.map(v, new_v, [](auto old, auto fresh) { return old + fresh; });
+      // Each row of the tiles has a largest score and a sum of weights of its own, of the keys that come by in it.
+      Scores row_peaks[Group], row_totals[Group];
       TW_UNROLL
-      for (int g = 0; g < Group; ++g) block.fill(sums[g], 0.0f);
+      for (int g = 0; g < Group; ++g) {
+        block.fill(sums[g], 0.0f);
+        block.fill(row_peaks[g], kLowest);
+        block.fill(row_totals[g], 0.0f);
+      }
       TW_NO_UNROLL
       for (int from = last; from >= s.begin; from -= keys) {
         Keys next_k, next_v;
         load_keys(next_k, next_v, from - keys, next_place);  // a branch around it would wait for what it loads
         next_place = place(from - 2 * keys);
-        Scores weights[Group];
         TW_UNROLL
         for (int g = 0; g < Group; ++g) {
-          block.fill(weights[g], 0.0f);
-          block.add_products(weights[g], k, q[g]);
-          block.complete(weights[g]);
-          block.for_rows(weights[g], [&](int row, int, auto& x) { x = from + row < end ? x * p.scale : -kInfinity; });
-          if (block.owns_rows(weights[g])) block.for_rows(weights[g], [&](int row, int, auto& x) { memory.scores[g * keys + row] = x; });
+          Scores weights, decays;
+          block.fill(weights, 0.0f);
+          block.add_products(weights, k, q[g]);
+          block.complete(weights);
+          block.for_rows(weights, [&](int row, int i, auto& x) {
+            auto score = x * p.scale;
+            if (from + row >= end) score = -kInfinity;
+            const auto peak = max(row_peaks[g][i], score);
+            decays[i] = exp2(row_peaks[g][i] - peak);
+            x = exp2(score - peak);
+            row_totals[g][i] = row_totals[g][i] * decays[i] + x;
+            row_peaks[g][i] = peak;
+          });
+          block.map(sums[g], v, decays, weights,
+                    [](auto sum, auto value, auto decay, auto weight) { return sum * decay + value * weight; });
         }
-        block.sync();
-        Line line;
-        block.for_each(line, [&](int g, int key, auto& x) {
-          x = 0.0f;
-          if (g < Group) x = memory.scores[g * keys + key];
-        });
-        block.rows(line, [&](int i, auto row) {
-          const auto peak = max(peaks[i], row.max());
-          decays[i] = exp2(peaks[i] - peak);
-          totals[i] = totals[i] * decays[i] + row.map_sum([peak](auto x) { return exp2(x - peak); });
-          peaks[i] = peak;
-        });
-        block.for_each(line, [&](int g, int key, auto& x) {
-          if (g < Group) memory.scores[g * keys + key] = x;
-        });
-        block.for_rows(decays, [&](int g, int, auto& x) {
-          if (g < Group) memory.decays[g] = x;
-        });
-        block.sync();
-        TW_UNROLL
-        for (int g = 0; g < Group; ++g) {
-          const auto decay = memory.decays[g];
-          block.for_rows(weights[g], [&](int row, int, auto& x) { x = memory.scores[g * keys + row]; });
-          block.map(sums[g], v, weights[g], [=](auto sum, auto value, auto weight) { return sum * decay + value * weight; });
-        }
-        block.sync();
         k = next_k;
         v = next_v;
+      }
+      TW_UNROLL
+      for (int g = 0; g < Group; ++g) {
+        if (!block.owns_rows(row_peaks[g])) continue;
+        block.for_rows(row_peaks[g], [&](int row, int i, auto& x) {
+          memory.scores[g * keys + row] = x;
+          memory.totals[g * keys + row] = row_totals[g][i];
+        });
+      }
+      block.sync();
+      Line factors, weighted;
+      block.for_each(factors, weighted, [&](int g, int row, auto& peak, auto& total) {
+        peak = total = 0.0f;
+        if (g >= Group) return;
+        peak = memory.scores[g * keys + row];
+        total = memory.totals[g * keys + row];
+      });
+      block.rows(factors, [&](int i, auto row) {
+        const auto peak = row.max();
+        row.map([peak](auto x) { return exp2(x - peak); });
+        peaks[i] = peak;
+      });
+      block.map(weighted, factors, [](auto total, auto factor) { return total * factor; });
+      block.rows(weighted, [&](int i, auto row) { totals[i] = row.sum(); });
+      block.for_each(factors, [&](int g, int row, auto& x) {
+        if (g < Group) memory.scores[g * keys + row] = x;
+      });
+      block.sync();
+      TW_UNROLL
+      for (int g = 0; g < Group; ++g) {
+        Scores factor;
+        block.for_rows(factor, [&](int row, int, auto& x) { x = memory.scores[g * keys + row]; });
+        block.map(sums[g], factor, [](auto sum, auto f) { return sum * f; });
       }
       block.column_fold(sums, part, [](auto a, auto b) { return a + b; });
     }
