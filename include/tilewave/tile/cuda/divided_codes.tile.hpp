@@ -295,6 +295,8 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
         minus_upper = Pairs::minus(scales.zero(r / 8, g));
         minus_lower = Pairs::minus(scales.zero(r / 8 + 1, g));
       }
+      // A product waits for the one before that adds to its sums. Groups have few, and adding their sums takes longer.
+      constexpr bool two_chains = in_byte == 1;
       float of_group[N / 8][4] = {}, odd[N / 8][4] = {};
       TW_UNROLL
       for (int n = g * (group / 32); n < (g + 1) * (group / 32); ++n) {
@@ -307,7 +309,7 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
           TW_UNROLL
           for (int column = 0; column < N / 8; ++column) {
             const u32 right[2] = {Pairs::pair_of(operand.x[n][column], k), Pairs::pair_of(operand.x[n][column], k + 1)};
-            Mma<T>::add(k == 0 ? of_group[column] : odd[column], left, right);
+            Mma<T>::add(two_chains && k == 2 ? odd[column] : of_group[column], left, right);
           }
         }
       }
@@ -317,8 +319,11 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
         lower_scale = scales.scale(r / 8 + 1, g);
       }
       TW_UNROLL
-      for (int i = 0; i < N / 2; ++i)
-        sums.x[r / 16 * (N / 2) + i] += (of_group[i / 4][i % 4] + odd[i / 4][i % 4]) * (i % 4 < 2 ? upper_scale : lower_scale);
+      for (int i = 0; i < N / 2; ++i) {
+        float sum = of_group[i / 4][i % 4];
+        if constexpr (two_chains) sum += odd[i / 4][i % 4];
+        sums.x[r / 16 * (N / 2) + i] += sum * (i % 4 < 2 ? upper_scale : lower_scale);
+      }
     }
   }
 #endif
