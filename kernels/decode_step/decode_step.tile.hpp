@@ -5,7 +5,7 @@
 
 // One token of each of a few sequences through all layers of a Llama decoder, in one launch. The time of such a step is that of reading the
 // weights once. They do not depend on what is computed: the role that loads runs ahead of the tiles' order through all layers, so the
-// memory is read while the blocks wait for each other's results. A tile waits until all tiles of the part before have announced theirs.
+// memory is read while the blocks wait for each other's results. Those are elements of Awaited tensors: a tile waits for what it loads.
 
 namespace tw::kernels::decode_step {
 
@@ -74,7 +74,7 @@ struct DecodeStep {
   static constexpr bool one = Room == 1;
   static constexpr int N = one ? 8 : Room;  ///< columns of products
   static constexpr bool plain = is_same<Codes, T>;
-  /// Integers are multiplied as such, by operands of two digits. With more sequences making digits takes longer than decoding does.
+  /// Integers are multiplied as such, by operands of two digits. With more sequences making digits would take longer than decoding.
   static constexpr bool integers = is_same<Codes, i8> && N <= 8;
   static constexpr bool by_group = codes_in<Codes> > 1;
   static constexpr int panel = plain ? 128 : 256;              ///< columns of a weight for each warp, in a slot of 32 KB, or half of it
