@@ -3,7 +3,7 @@
 #include "tilewave/tile/cpu/target.tile.hpp"
 
 // Elements of Awaited tensors. Other threads store them while this one waits.
-
+#if !TW_ON_GPU
 namespace tw::cpu {
 
 /// Whether the element's bits are all ones.
@@ -71,3 +71,4 @@ struct AwaitedLoads {
 };
 
 }  // namespace tw::cpu
+#endif
