@@ -58,12 +58,13 @@ bool supports(const Decoder& d, std::int64_t sequences, const Stream& stream) {
   const WeightFormat format = d.qkv.format();
   const bool quantized = format == WeightFormat::int8 || format == WeightFormat::fp8 || format == WeightFormat::int4;
   const int panel = quantized ? HostKernel<Kernel{.format = WeightFormat::int8}>::panel : HostKernel<Kernel{}>::panel;
-  for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down}) {
-    if (weight->format() != format || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
-    const QuantizedMatrix &q = weight->quantized, &first = d.qkv.quantized;
-    if (q.group != first.group || (q.zeros.numel() > 0) != (first.zeros.numel() > 0)) return false;
-  }
-  if (d.has_head() && (d.head.format() != format || d.head.rows() % 8 != 0)) return false;
+  const auto as_qkv = [&](const Weight& weight) {
+    const QuantizedMatrix &q = weight.quantized, &first = d.qkv.quantized;
+    return weight.format() == format && q.group == first.group && (q.zeros.numel() > 0) == (first.zeros.numel() > 0);
+  };
+  for (const Weight* weight : {&d.qkv, &d.out, &d.gate_up, &d.down})
+    if (!as_qkv(*weight) || weight->values().rank() != 2 || weight->columns() % panel != 0) return false;
+  if (d.has_head() && (!as_qkv(d.head) || d.head.rows() % 8 != 0)) return false;
   return known && (quantized || format == WeightFormat::plain);
 }
 

@@ -27,7 +27,7 @@ struct Weight {
   std::int64_t columns() const { return values().shape(1) * (quantized.empty() ? 1 : codes_in_byte(format())); }
 };
 
-/// A decoder of one 16-bit dtype, whose weights have one format. It may be without a head.
+/// A decoder of one 16-bit dtype, whose weights have one format, with the same groups and zero points. It may be without a head.
 struct Decoder {
   Weight qkv = {};                  ///< [layers * (heads + 2 kv_heads) * head_dim, hidden]
   Weight out = {};                  ///< [layers * hidden, heads * head_dim]

@@ -154,7 +154,7 @@ struct Launch {
   }
 
  private:
-  /// Allocates them in one piece of memory, which one operation fills with what is absent.
+  /// Allocates what tiles hand to other tiles in one piece of memory. One operation fills it with ones: no element is there yet.
   void allocate_awaited(std::int64_t hidden, const Stream& stream) {
     struct Wanted {
       Tensor& tensor;

@@ -22,11 +22,11 @@ inline void require(const char* problem) {
 /// one block. Empty when a launch begins.
 inline constinit thread_local UnreadStores unread_stores{};
 
-/// Lets other threads run, while this one waits for something that one of them does. Throws tw::Error, with `wrong` as message, if none
-/// does it: at once if there is no other thread.
 struct Waiting {
   i64 since = 0;
 };
+/// Lets other threads run, while this one waits for something that one of them does. Throws tw::Error, with `wrong` as message, if none
+/// does it: at once if there is no other thread.
 void wait_for_others(Waiting& waiting, const char* wrong);
 /// Waits until another thread has made *counter `value`.
 void await_turn(const u32* counter, u32 value);

@@ -143,8 +143,8 @@ struct DividedScales {
   }
 };
 
-/// Those of rows from row0 on, of which every 8 begin `apart` rows after the 8 before, and of the groups from column col0 on; zeros outside
-/// the tensors.
+/// Loads the scales and zero points of the groups from column col0 on. The first 8 rows begin at row0, each further 8 `apart` rows later.
+/// Outside the tensors they are zeros.
 template <int R, int C, class Format, int Warps, class G, class H>
 TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0,
                                    int col0, int apart) {
