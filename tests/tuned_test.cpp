@@ -7,8 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -104,9 +104,9 @@ TEST_F(Tuned, FifoIsNoFile) {
 TEST(TunedText, ManyChoicesTakeLinearTime) {
   TunedChoices choices;
   for (int i = 0; i < 80000; ++i) choices[std::to_string(i)] = {"a", {i}};
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();  // of this process: other programs do not count
   EXPECT_EQ(parse_tuned(format_tuned(choices, "CPU", "avx2"), "CPU", "avx2").size(), choices.size());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "half a minute if each key is compared with all others";
+  EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC) << "half a minute if each key is compared with all others";
 }
 
 TEST_F(Tuned, TheSameChoicesGiveTheSameFile) {
