@@ -45,6 +45,14 @@ void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device
   view = {tensor.data(), strides[0], strides[1], strides[2], strides[3], size(0), size(1), size(2), size(3)};
 }
 
+void require_awaitable(const BoundView& view, bool whole) {
+  const bool contiguous = (view.cols <= 1 || view.stride_col == 1) && (view.rows <= 1 || view.stride_row == view.cols) &&
+                          (view.size_i <= 1 || view.stride_i == std::int64_t{view.rows} * view.cols) &&
+                          (view.size_j <= 1 || view.stride_j == std::int64_t{view.size_i} * view.rows * view.cols);
+  if (!contiguous || !whole)
+    throw BindError(&view, "the tensor's elements are awaited: it must be contiguous, and consist of whole pieces of its Rows");
+}
+
 cpu::AnyFloat::Type any_float_type(DType dtype) {
   switch (dtype) {
     case DType::f32:

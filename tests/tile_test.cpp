@@ -649,6 +649,8 @@ TEST(Awaited, MisuseIsReported) {
   const auto run = [&]<class Kernel>(std::type_identity<Kernel>, const Tensor& y) {
     return [&] { launch_relay<Kernel>(cpu, x, y, copies, copies, copies); };
   };
+  const Tensor wider = Tensor::poisoned({2, 8, 512}, DType::bf16);
+  expect_error<InvalidArgument>(run(std::type_identity<Relay<bf16>>(), wider.slice(2, 0, 256)), {"y", "awaited", "contiguous"});
   const Tensor zeros = Tensor::zeros(shape, DType::bf16);
   expect_error<Error>(run(std::type_identity<Relay<bf16>>(), zeros), {"the kernel's schedule is wrong", "stored again"});
   const Tensor absent = Tensor::poisoned(shape, DType::bf16), another = Tensor::poisoned(shape, DType::bf16);

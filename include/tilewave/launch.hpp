@@ -51,6 +51,8 @@ class BindError : public InvalidArgument {
 
 /// Checks that `tensor` may be bound to a Global of `dtype` on `device` and fills in extents and strides. Throws BindError.
 void bind_view(BoundView& view, const Tensor& tensor, DType dtype, Device device);
+/// Throws BindError unless an Awaited tensor is contiguous and `whole`: of whole pieces of the Rows that it is bound with.
+void require_awaitable(const BoundView& view, bool whole = true);
 
 /// A kernel's Params while they are filled in, for errors that name a Global.
 struct ParamsUnderConstruction {
@@ -142,6 +144,7 @@ class GpuBinder {
     bool possible = true;
     if constexpr (sm_90a::moves_in_pieces<Tile>) {
       possible = global.template whole_pieces<typename G::Element, Tile::width>();
+      if constexpr (is_awaited<G>) require_awaitable(global, possible);
     } else if constexpr (!is_same<Tile, void>) {
       if (target_ == GpuTarget::cuda) {
         // Loads in 16-byte pieces are a variant of the kernel; stores decide at run time.
@@ -173,6 +176,7 @@ class CpuBinder {
       global.type = any_float_type(tensor.dtype());
     } else {
       bind_view(global, tensor, dtype_of<typename G::Element>, Device::cpu());
+      if constexpr (is_awaited<G>) require_awaitable(global);
     }
   }
   template <class G>
@@ -263,7 +267,7 @@ void launch_cpu(const TileGrid& grid, Bind bind) {
 ///   binder(params.x, tensor)                  a tensor of the Global's dtype on the stream's device, with 1 to 4 dimensions
 ///   binder(params.x, pointer)                 an optional tensor; null gives a Global without elements
 ///   binder(params.x, tensor, window)          for a Windowed
-///   binder(params.x, tensor)                  for an Awaited, all of whose bytes are 0xff: Tensor::poisoned(), for example
+///   binder(params.x, tensor)                  for an Awaited: contiguous, and all of its bytes are 0xff: Tensor::poisoned(), for example
 ///   binder(params.x, tensor, CopiedRows{n})   for copies of n rows at a time instead of whole tiles: copy.part()
 /// Addresses and strides that TMA cannot handle, and Rows that cannot be copied in whole vectors, select a slower variant of the kernel.
 /// Throws InvalidArgument, which names the kernel and the parameter, CompileError and DeviceError.

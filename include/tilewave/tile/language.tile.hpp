@@ -103,6 +103,7 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIGITS "digits are made of 16-bit elements, of at most 1024 columns for each warp, and multiply i8"
 #define TW_DIVIDED_ROW "a DividedRow has 16-bit elements, and for each warp 32 to 256 columns, a multiple of 32"
 #define TW_AWAITED "elements of an Awaited tensor are f32, f16 or bf16"
+#define TW_AWAITED_LOAD "elements of an Awaited tensor are loaded in await() or attempt(), which wait for them"
 #define TW_WIDENED "a Widened tile has 8-bit floats, in a multiple of 128 columns, and a multiple of 8 rows"
 #define TW_BUFFER_IN_SLOT "a Buffer lies in the slot of a ring of one slot, which has at least as many bytes"
 #define TW_OPERAND_ROWS "a left operand in registers has the rows of the accumulators"
@@ -151,10 +152,11 @@ struct Windowed : Global<Target, T, Tile, Split> {
 };
 /// A tensor whose elements are each stored once in a launch, and loaded by tiles that wait for them, in block.await(): an I-structure
 /// (Arvind, Nikhil and Pingali, 1989). An element whose bits are all ones is not there yet: the host fills the tensor with them before the
-/// launch. Elements are f32, f16 or bf16. The launch binds a contiguous tensor.
+/// launch. Elements are f32, f16 or bf16. The launch binds a contiguous tensor, of whole pieces of Tile.
 template <class Target, class T, class Tile>
 struct Awaited : Global<Target, T, Tile> {
   static constexpr bool awaited = true;
+  using Plain = Global<Target, T, Tile>;
 };
 template <class G>
 inline constexpr bool is_awaited = requires {

@@ -51,22 +51,28 @@ struct AwaitedLoads {
   template <class F, class G>
   void load(F& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     for (int r = 0; r < F::rows; ++r) await_row(from, row + r, col, F::cols, i, j);
-    block.load(to, from, row, col, i, j);
+    block.load(to, plain(from), row, col, i, j);
   }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     for (int r = 0; r < N; ++r) await_row(from, row + r, col, C, i, j);
-    block.load(to, from, row, col, i, j);
+    block.load(to, plain(from), row, col, i, j);
   }
   template <class T, class Tile, class G>
   void load(ColumnVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0) const {
     await_row(from, row, col, Tile::cols, i, j);
-    block.load(to, from, row, col, i, j);
+    block.load(to, plain(from), row, col, i, j);
   }
   template <class F, class G, class RowOf>
   void gather(F& to, const G& from, RowOf row_of, int col, int i = 0, int j = 0) const {
     for (int r = 0; r < F::rows; ++r) await_row(from, row_of(r), col, F::cols, i, j);
-    block.gather(to, from, row_of, col, i, j);
+    block.gather(to, plain(from), row_of, col, i, j);
+  }
+
+ private:
+  template <class G>
+  static const typename G::Plain& plain(const G& from) {
+    return from;
   }
 };
 

@@ -191,6 +191,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, int N, int C, int Warps, class G>
   void load(DividedOperand<T, N, C, Warps>& to, const G& from, int row0, int col0, int i = 0, int j = 0) const {
+    static_assert(!is_awaited<G>, TW_AWAITED_LOAD);
     for (int n = 0; n < N; ++n) {
       for (int c = 0; c < C; ++c) {
         const bool inside = row0 + n < from.rows && col0 + c < from.cols;
@@ -373,6 +374,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, class Tile, class G>
   TW_INLINE void load(ColumnVector<T, Tile>& to, const G& from, int row, int col0, int i = 0, int j = 0, Fill fill = {}) const {
+    static_assert(!is_awaited<G>, TW_AWAITED_LOAD);
     const bool has_row = row >= 0 && row < from.rows;
     if constexpr (G::readable && is_same<T, typename G::Element>) {
       if (has_row && col0 >= 0 && col0 + Tile::cols <= from.cols && from.stride_col == 1) {
@@ -385,6 +387,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class T, class Tile, class G>
   TW_INLINE void load(RowVector<T, Tile>& to, const G& from, int row, int col, int i = 0, int j = 0, Fill fill = {}) const {
+    static_assert(!is_awaited<G>, TW_AWAITED_LOAD);
     using E = typename G::Element;
     const Extent rows(row, to.size, from.rows);
     const bool has_col = col >= 0 && col < from.cols;
@@ -415,6 +418,7 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
   }
   template <class G>
   TW_INLINE float value(const G& from, int row, int col, int i = 0, int j = 0) const {
+    static_assert(!is_awaited<G>, TW_AWAITED_LOAD);
     const bool inside = row >= 0 && row < from.rows && col >= 0 && col < from.cols;
     return inside ? static_cast<float>(*from.template at<const typename G::Element>(row, col, i, j)) : 0.0f;
   }

@@ -132,6 +132,7 @@ template <class G>
 }
 template <class T, class G>
 TW_INLINE void load_row(T* to, int size, const G& from, int row, int col0, Extent cols, int i, int j, Fill fill) {
+  static_assert(!is_awaited<G>, TW_AWAITED_LOAD);
   if constexpr (G::any_float) {
     load_any_row(to, size, from, row, col0, cols, i, j, fill);
   } else {
