@@ -28,8 +28,26 @@ struct Call {
 /// to[i] = from[i] for n elements of f32, f16 or bf16.
 void widen(float* to, const void* from, DType dtype, std::int64_t n);
 
-/// Row n of a weight on the CPU, for the library of microkernels.
-cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n);
+/// The rows of a weight on the CPU, for the library of microkernels.
+class QuantizedRows {
+ public:
+  explicit QuantizedRows(const QuantizedMatrix& w);
+  cpu::QuantizedRow operator[](std::int64_t n) const {
+    cpu::QuantizedRow row = first_;
+    row.values += n * bytes_;
+    if (row_scales_ != nullptr) row.scale = row_scales_[n];
+    if (row.scales != nullptr) row.scales += n * groups_;
+    if (row.f32_scales != nullptr) row.f32_scales += n * groups_;
+    if (row.e8m0_scales != nullptr) row.e8m0_scales += n * groups_;
+    if (row.zeros != nullptr) row.zeros += n * groups_;
+    return row;
+  }
+
+ private:
+  cpu::QuantizedRow first_{};
+  const float* row_scales_ = nullptr;
+  std::int64_t bytes_, groups_ = 0;  ///< between rows
+};
 void run_on_cpu(const Call& call);
 void run_on_gpu(const Call& call);
 /// run() for a call with x_scales, whose product with x is given in y's dtype.

@@ -139,13 +139,14 @@ void finish_pairs(const Call& call, const float* sums, std::int64_t first, std::
 void run_few_rows(const Call& call) {
   const Functions functions = functions_of(call.weight.format);
   const Activations x(call, functions);
+  const QuantizedRows rows(call.weight);
   const auto m = static_cast<int>(call.m()), k = static_cast<int>(call.k());
   const std::int64_t n = call.n(), together = rows_together(call.weight);
   detail::parallel_for(static_cast<long>((n + together - 1) / together), [&](long block) {
     const std::int64_t first = block * together, end = std::min(n, first + together);
     float sums[kMostTogether * kFewRows];
     for (std::int64_t i = first; i < end; ++i) {
-      const cpu::QuantizedRow row = row_of(call.weight, i);
+      const cpu::QuantizedRow row = rows[i];
       float* of_row = sums + (i - first) * m;
       if (functions.round != nullptr)
         functions.rounded_dots(of_row, row, x.rounded(), m, k);
@@ -183,40 +184,39 @@ void run_many_rows(const Call& call) {
 
 }  // namespace
 
-cpu::QuantizedRow row_of(const QuantizedMatrix& w, std::int64_t n) {
+QuantizedRows::QuantizedRows(const QuantizedMatrix& w) : bytes_(w.values.stride(0)) {
   // 16 of each, because registers are loaded whole.
   static constexpr float kIntegers[16] = {0, 1, 2, 3};
   static constexpr float kFloats[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                         -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  cpu::QuantizedRow row{};
-  row.values = static_cast<const unsigned char*>(w.values.data()) + n * w.values.stride(0);
+  first_.values = static_cast<const unsigned char*>(w.values.data());
   if (w.group == 0) {
-    row.scale = w.scales.data<float>()[n];
-    return row;
+    row_scales_ = w.scales.data<float>();
+    return;
   }
-  const std::int64_t groups = w.scales.shape(1);
+  groups_ = w.scales.shape(1);
   if (w.format == WeightFormat::nf4)
-    row.f32_scales = w.scales.data<float>() + n * groups;
+    first_.f32_scales = w.scales.data<float>();
   else if (w.format == WeightFormat::mxfp4)
-    row.e8m0_scales = w.scales.data<u8>() + n * groups;
+    first_.e8m0_scales = w.scales.data<u8>();
   else
-    row.scales = static_cast<const unsigned short*>(w.scales.data()) + n * groups;
-  if (w.zeros.numel() > 0) row.zeros = w.zeros.data<u8>() + n * groups;
-  row.group = w.group;
-  row.code_bits = 8 / codes_in_byte(w.format);
-  row.numbers = w.format == WeightFormat::int2 ? kIntegers : w.format == WeightFormat::nf4 ? kNormalFloats : kFloats;
-  return row;
+    first_.scales = static_cast<const unsigned short*>(w.scales.data());
+  if (w.zeros.numel() > 0) first_.zeros = w.zeros.data<u8>();
+  first_.group = w.group;
+  first_.code_bits = 8 / codes_in_byte(w.format);
+  first_.numbers = w.format == WeightFormat::int2 ? kIntegers : w.format == WeightFormat::nf4 ? kNormalFloats : kFloats;
 }
 
 void dequantize_on_cpu(const QuantizedMatrix& weight, const Tensor& out) {
   const cpu::Dequantize dequantize = functions_of(weight.format).dequantize;
   const std::int64_t n = weight.rows(), k = weight.columns();
   const std::size_t element = size_of(out.dtype());
+  const QuantizedRows rows(weight);
   detail::parallel_for(static_cast<long>((n + kTogether - 1) / kTogether), [&](long block) {
     constexpr int kPiece = 2048;
     float wide[kPiece];
     for (std::int64_t i = block * kTogether; i < std::min(n, (block + 1) * kTogether); ++i) {
-      const cpu::QuantizedRow row = row_of(weight, i);
+      const cpu::QuantizedRow row = rows[i];
       auto* to = static_cast<std::byte*>(out.data()) + static_cast<std::size_t>(i * k) * element;
       for (std::int64_t first = 0; first < k; first += kPiece) {
         const auto count = static_cast<int>(std::min<std::int64_t>(kPiece, k - first));

@@ -320,7 +320,7 @@ TEST_P(Quantized, InstructionSetsAgree) {
   const Sums exact = plain(inputs, decoded, 5, 6, kWide);
   for (const cpu::QuantizedLibrary* set : sets) {
     for (std::int64_t n = 0; n < 6; ++n) {
-      const cpu::QuantizedRow row = row_of(w, n);
+      const cpu::QuantizedRow row = QuantizedRows(w)[n];
       const bool int8 = w.format == WeightFormat::int8, fp8 = w.format == WeightFormat::fp8, int4 = w.format == WeightFormat::int4;
       std::vector<float> wide(kWide), sums(5);
       (int8   ? set->dequantize_i8
@@ -379,7 +379,7 @@ TEST_P(Quantized, InstructionSetsAgreeOnRoundedRows) {
         return v;
       };
       for (std::int64_t n = 0; n < 3; ++n) {
-        set.dots(got.data(), row_of(w, n), rounded, kRows, static_cast<int>(k));
+        set.dots(got.data(), QuantizedRows(w)[n], rounded, kRows, static_cast<int>(k));
         for (std::int64_t r = 0; r < kRows; ++r) {
           double exact = 0, magnitudes = 0;
           for (std::int64_t i = 0; i < k; ++i) {
