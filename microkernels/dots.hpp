@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of rows in memory with a vector, as library.tile.hpp says, written once for every instruction set; internal to each file that
-// includes it. A set is given as pack.hpp's class V.
+// Products of rows in memory with a vector, and sums of rows, as library.tile.hpp says, written once for every instruction set; internal to
+// each file that includes it. A set is given as pack.hpp's class V.
 
 #include "microkernels/pack.hpp"
 
@@ -24,12 +24,20 @@ struct Piece {
   }
 };
 
+/// lanes[0] = the sum of n lanes, a power of two. Unrolled, it stays in registers.
+template <int n>
+[[gnu::always_inline]] inline void add_lanes(float* lanes) {
+  if constexpr (n > 1) {
+    TILEWAVE_UNROLL(8)
+    for (int i = 0; i < n / 2; ++i) lanes[i] += lanes[i + n / 2];
+    add_lanes<n / 2>(lanes);
+  }
+}
 template <class V>
 float total(typename V::Register x) {
   alignas(64) float lanes[V::kWidth];
   V::store(lanes, x);
-  for (int n = V::kWidth / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
+  add_lanes<V::kWidth>(lanes);
   return lanes[0];
 }
 
@@ -61,6 +69,26 @@ void dots(float* sums, const typename Element::Bits* rows, long row_stride, cons
     }
     sums[r] += total<V>((sum[0] + sum[1]) + (sum[2] + sum[3]));
   }
+}
+
+/// Eight vectors of sums stay in registers for all rows, and hide the latency of a multiply-add.
+template <class V>
+void add_rows(float* sums, const float* rows, long row_stride, const float* weights, int count, int cols) {
+  const auto add = [&]<int N>(int c) {
+    typename V::Register sum[N];
+    for (int n = 0; n < N; ++n) sum[n] = V::load(sums + c + n * V::kWidth);
+    for (int r = 0; r < count; ++r) {
+      const typename V::Register weight = V::row(weights + r);
+      TILEWAVE_UNROLL(8)
+      for (int n = 0; n < N; ++n) sum[n] = V::multiply_add(weight, V::load(rows + r * row_stride + c + n * V::kWidth), sum[n]);
+    }
+    for (int n = 0; n < N; ++n) V::store(sums + c + n * V::kWidth, sum[n]);
+  };
+  int c = 0;
+  for (; c + 8 * V::kWidth <= cols; c += 8 * V::kWidth) add.template operator()<8>(c);
+  for (; c + V::kWidth <= cols; c += V::kWidth) add.template operator()<1>(c);
+  for (; c < cols; ++c)
+    for (int r = 0; r < count; ++r) sums[c] += weights[r] * rows[r * row_stride + c];
 }
 
 }  // namespace

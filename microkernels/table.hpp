@@ -29,6 +29,7 @@ constexpr Library kLibrary{V::kIsa,
                            dots<V, F32>,
                            dots<V, BF16>,
                            dots<V, F16>,
+                           add_rows<V>,
                            V::exponentials,
                            V::largest,
                            nullptr};

@@ -529,6 +529,32 @@ void check_dots(tw::cpu::Dots<Bits> dots, int count, int cols, std::mt19937_64& 
   }
 }
 
+TEST_P(CpuLibrary, WeightedSumsOfRows) {
+  std::normal_distribution<float> normal;
+  for (const int count : {0, 1, 3, 16}) {
+    for (const int cols : {0, 1, 7, 16, 31, 64, 127, 128, 129, 1000}) {
+      const long stride = cols + 5;
+      std::vector<float> rows(static_cast<std::size_t>(stride * count + 1)), weights(static_cast<std::size_t>(count));
+      for (float& x : rows) x = normal(random_);
+      for (float& x : weights) x = normal(random_);
+      std::vector<float> sums(static_cast<std::size_t>(cols + 2), 2.0f);
+      const float* const first = rows.data() + 1;  // aligned as elements are, no more
+      GetParam()->add_rows_f32(sums.data() + 1, first, stride, weights.data(), count, cols);
+      EXPECT_EQ(sums.front(), 2.0f);
+      EXPECT_EQ(sums.back(), 2.0f) << "written past the columns";
+      for (int c = 0; c < cols; ++c) {
+        double sum = 2, magnitude = 2;
+        for (int r = 0; r < count; ++r) {
+          const double product = static_cast<double>(weights[static_cast<std::size_t>(r)]) * first[r * stride + c];
+          sum += product;
+          magnitude += std::abs(product);
+        }
+        EXPECT_NEAR(sums[static_cast<std::size_t>(c + 1)], sum, magnitude * 1e-6) << count << " rows of " << cols << ", column " << c;
+      }
+    }
+  }
+}
+
 TEST_P(CpuLibrary, ProductsOfRowsWithAVector) {
   for (const int count : {0, 1, 3, 16}) {
     for (const int cols : {0, 1, 7, 31, 64, 127, 128, 129, 1000}) {

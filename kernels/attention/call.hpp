@@ -124,6 +124,11 @@ void packed_tiles(const AttentionCall& call, int tile_rows, const Tensor& tiles)
 AttentionCall check_decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const CacheOptions& cache,
                            const AttentionOptions& options);
 
+/// Whether the CPU attends to keys and values where they lie, in f32: up to 8 queries share them and see all of them, without other rules.
+/// The call's rows are queries that share keys.
+bool takes_few_queries(const AttentionCall& call);
+void run_few_queries_on_cpu(const AttentionCall& call);
+
 enum class DecodeWith { kernel, f32_products };
 void run_decode(AttentionCall call, const Tensor& q, const Tensor& o, const CacheOptions& cache, const AttentionOptions& options,
                 DecodeWith with);

@@ -198,10 +198,11 @@ void run_split(AttentionCall& call, const Tensor& q, const Tensor& o, int splits
   };
   const Tensor rows = rows_of(q), qv_rows = options.qv ? rows_of(*options.qv) : Tensor();
   share_keys(call, rows, qv_rows);
-  call.splits = splits;
+  const bool few = heads_follow(o) && takes_few_queries(call);
+  call.splits = few ? 1 : splits;
   if (call.splits == 1 && heads_follow(o)) {
     call.o = as_rows(o, call.k.shape(1));
-    return run(call);
+    return few ? run_few_queries_on_cpu(call) : run(call);
   }
   const std::int64_t numbers = call.splits * o.numel(), dim = o.shape(3);
   const Tensor memory = workspace({numbers + numbers / dim}, DType::f32, call.stream);  // one: to ask for it takes the host a while

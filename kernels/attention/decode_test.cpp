@@ -921,6 +921,61 @@ TEST_P(AttentionDecode, WhatDoesNotFitIsDropped) {
   EXPECT_TRUE(cache_is(v, expected, false));
 }
 
+/// Sequences of no key, of parts of 64 keys and of several, whatever the number of threads and of other sequences.
+TEST(AttentionDecodeOfFewQueries, GivesTheSameBitsAlone) {
+  constexpr std::int64_t kv_heads = 2, heads = 6, d = 72, value_d = 40, page_size = 48, pages = 6;
+  const std::vector<int> lengths{0, 1, 64, 65, 250}, order{7, 29, 4, 11, 0, 18};
+  const auto batch = std::ssize(lengths);
+  std::vector<int> table;
+  for (int b = 0; b < batch; ++b)
+    for (const int page : order) table.push_back((page + 5 * b) % 30);
+  const Tensor k = Tensor::random({30, page_size, kv_heads, d}, DType::f32, 1),
+               v = Tensor::random({30, page_size, kv_heads, value_d}, DType::f32, 2);
+  const Tensor q = Tensor::random({batch, 1, heads, d}, DType::f32, 3);
+  const Tensor seqlens = Tensor::from(std::span<const int>(lengths), {batch}),
+               block_table = Tensor::from(std::span<const int>(table), {batch, pages});
+  const auto run = [&](std::int64_t first, std::int64_t end) {
+    const Tensor o = Tensor::empty({end - first, 1, heads, value_d}, DType::f32), lse = Tensor::empty({end - first, heads, 1}, DType::f32);
+    const Tensor some = seqlens.slice(0, first, end), of_table = block_table.slice(0, first, end);
+    tw::attention_decode(q.slice(0, first, end), k, v, o, {.seqlens = &some, .block_table = &of_table}, {.lse = &lse});
+    std::vector<float> all(o.data<float>(), o.data<float>() + o.numel());
+    all.insert(all.end(), lse.data<float>(), lse.data<float>() + lse.numel());
+    return all;
+  };
+  const std::vector<float> together = run(0, batch);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::vector<float> alone = run(b, b + 1);
+    for (std::int64_t i = 0; i < heads * value_d; ++i)
+      ASSERT_EQ(alone[index(i)], together[index(b * heads * value_d + i)]) << "sequence " << b;
+    for (std::int64_t h = 0; h < heads; ++h) {
+      const float* const query = q.data<float>() + (b * heads + h) * d;
+      std::vector<double> weights, sums(value_d);
+      double total = 0;
+      for (int key = 0; key < lengths[index(b)]; ++key) {
+        const std::int64_t row = (table[index(b * pages + key / page_size)] * page_size + key % page_size) * kv_heads + h / 3;
+        double score = 0;
+        for (std::int64_t c = 0; c < d; ++c) score += static_cast<double>(query[c]) * k.data<float>()[row * d + c];
+        const double weight = std::exp(score / std::sqrt(static_cast<double>(d)));
+        total += weight;
+        for (std::int64_t c = 0; c < value_d; ++c) sums[index(c)] += weight * v.data<float>()[row * value_d + c];
+      }
+      for (std::int64_t c = 0; c < value_d; ++c)
+        ASSERT_NEAR(alone[index(h * value_d + c)], total == 0 ? 0 : sums[index(c)] / total, 1e-5) << "sequence " << b << ", head " << h;
+      const float lse = alone[index(heads * value_d + h)];
+      if (total == 0)
+        ASSERT_EQ(lse, -kInf);
+      else
+        ASSERT_NEAR(lse, std::log(total), 1e-5) << "sequence " << b << ", head " << h;
+    }
+  }
+  const int threads = cpu_threads();
+  for (const int other : {1, 3}) {
+    set_cpu_threads(other);
+    EXPECT_EQ(run(0, batch), together) << other << " threads";
+  }
+  set_cpu_threads(threads);
+}
+
 TEST(AttentionDecodeKernels, CompileForAGpu) {
   // Kernels that are not registered: they compile when a call first needs them.
   skip_without_nvrtc();

@@ -41,6 +41,9 @@ using Widen = void (*)(float* to, const unsigned short* from, long n);
 template <class Source>
 using Dots = void (*)(float* sums, const Source* rows, long row_stride, const Source* vector, int count, int cols);
 
+/// sums[c] += sum over r < count of weights[r] * rows[r * row_stride + c], for c < cols. Pointers need only their element's alignment.
+using AddRows = void (*)(float* sums, const float* rows, long row_stride, const float* weights, int count, int cols);
+
 /// x[k] = 2^(x[k] * scale - base) for k < n, a multiple of 16; returns their sum. Exponents are below 128, or NaN; below -126 the result is
 /// 0.
 using Exponentials = float (*)(float* x, float scale, float base, int n);
@@ -72,6 +75,7 @@ struct Library {
   Dots<float> dots_f32;
   Dots<unsigned short> dots_bf16;
   Dots<unsigned short> dots_f16;
+  AddRows add_rows_f32;
 
   // Null where a set has nothing better than the loops and the products above.
   Exponentials exponentials;
