@@ -9,6 +9,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -692,15 +693,12 @@ TEST_P(Tiles, WarpgroupsPlaySolosInTurn) {
     k.fill(ks);
     v.fill(vs);
     std::vector<double> o(size(64, 128)), sums(size(64, 1));
-    for (int b = 0; b < batch; ++b) {
-      for (int m = 0; m < 64; ++m) {
-        for (int n = 0; n < keys; ++n) {
-          double weight = 0;
-          for (int d = 0; d < 64; ++d) weight += qs[at({b, m, d}, {batch, 64, 64})] * ks[at({b, n, d}, {batch, keys, 64})];
-          weight = std::max(weight, 0.0);
-          sums[at({b, m}, {batch, 64})] += weight;
-          for (int d = 0; d < 128; ++d) o[at({b, m, d}, {batch, 64, 128})] += weight * vs[at({b, n, d}, {batch, keys, 128})];
-        }
+    for (std::size_t row = 0; row < sums.size(); ++row) {  // 64 of each matrix
+      const float* const query = qs.data() + row * 64;
+      for (std::size_t n = 0, key = row / 64 * static_cast<std::size_t>(keys); n < static_cast<std::size_t>(keys); ++n, ++key) {
+        const double weight = std::max(std::inner_product(query, query + 64, ks.data() + key * 64, 0.0), 0.0);
+        sums[row] += weight;
+        for (std::size_t d = 0; d < 128; ++d) o[row * 128 + d] += weight * vs[key * 128 + d];
       }
     }
     for (int round = 0; round < 10; ++round) {
