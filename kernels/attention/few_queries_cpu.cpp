@@ -1,12 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "kernels/attention/call.hpp"
 #include "kernels/workspace.hpp"
 #include "tilewave/detail/parallel.hpp"
-#include "tilewave/tile/cpu/library.tile.hpp"
+#include "tilewave/tile/cpu/row_view.tile.hpp"
 
 // attention_decode() of few queries on the CPU. The kernel packs keys and values for its products; for a few queries that takes several
 // times as long as reading them.
@@ -21,23 +20,13 @@ constexpr std::int64_t kMostRows = 8;
 constexpr int kPart = 64;
 /// Keys of a page that all queries are multiplied with before the next ones: they stay in the first-level cache.
 constexpr int kTogether = 16;
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float largest_of(const float* x, int n) {
-  if (cpu::library().largest != nullptr) return cpu::library().largest(x, n);
-  float largest = -kInfinity;
-  for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  return largest;
-}
-
-/// x[i] = 2^(x[i] * scale - base); returns the sum.
-float exponentials(float* x, float scale, float base, int n) {
-  if (cpu::library().exponentials != nullptr) return cpu::library().exponentials(x, scale, base, n);
-  float sum = 0;
-  for (int i = 0; i < n; ++i) sum += x[i] = std::exp2(x[i] * scale - base);
-  return sum;
-}
+/// Of a part's keys with one query: a row, as cpu::RowView takes it.
+struct alignas(64) Scores {
+  using Element = float;
+  static constexpr int cols = kPart;
+  float x[cols];
+};
 
 class FewQueries {
  public:
@@ -93,32 +82,30 @@ class FewQueries {
   void attend(std::int64_t sequence, std::int64_t part) const {
     const int begin = static_cast<int>(part) * kPart, end = std::min(begin + kPart, keys_of(sequence));
     if (begin >= end) return;
-    struct alignas(64) Scores {
-      float of_key[kPart];
-    };
     thread_local std::vector<Scores> scores;
     scores.assign(static_cast<std::size_t>(queries_), {});
-    const auto scores_of = [&](std::int64_t query) { return scores[static_cast<std::size_t>(query)].of_key; };
+    const auto scores_of = [&](std::int64_t query) -> Scores& { return scores[static_cast<std::size_t>(query)]; };
     for_keys(call_.k, sequence, begin, end, [&](std::int64_t query, int at, const float* rows, int count) {
-      cpu::library().dots_f32(scores_of(query) + at, rows, call_.k.stride(2), row_of(call_.q, sequence, query), count,
+      cpu::library().dots_f32(scores_of(query).x + at, rows, call_.k.stride(2), row_of(call_.q, sequence, query), count,
                               static_cast<int>(call_.k.shape(3)));
     });
     const float scale = call_.scale * kLog2E;
     for (std::int64_t query = 0; query < queries_; ++query) {
-      float* const of_query = scores_of(query);
-      std::fill(of_query + (end - begin), of_query + kPart, -kInfinity);
-      const float base = largest_of(of_query, kPart) * scale;
+      Scores& of_query = scores_of(query);
+      std::fill(of_query.x + (end - begin), of_query.x + kPart, -kInfinity);
+      const cpu::RowView<Scores> row{of_query, 0};
+      const float base = row.max() * scale;
       bases(sequence, part)[query] = base;
-      totals(sequence, part)[query] = exponentials(of_query, scale, base == -kInfinity ? 0 : base, kPart);
+      totals(sequence, part)[query] = row.map_exponentials(scale, base == -kInfinity ? 0 : base);
     }
     float* const to = sums(sequence, part);
     std::fill_n(to, queries_ * columns_, 0.0f);
     for_keys(call_.v, sequence, begin, end, [&](std::int64_t query, int at, const float* rows, int count) {
-      cpu::library().add_rows_f32(to + query * columns_, rows, call_.v.stride(2), scores_of(query) + at, count, columns_);
+      cpu::library().add_rows_f32(to + query * columns_, rows, call_.v.stride(2), scores_of(query).x + at, count, columns_);
     });
   }
 
-  /// The parts of the queries that share a head of the keys.
+  /// The parts of the queries that share a head of the keys. combine() takes longer: NOTES.md, "CPU".
   void combine(std::int64_t sequence, std::int64_t head) const {
     const std::int64_t parts = (keys_of(sequence) + kPart - 1) / kPart;
     thread_local std::vector<float> weights;
