@@ -65,6 +65,7 @@ struct RecurrencePass {
   const Tensor& out;
   float scale, added_scale = 1;
   bool backwards = false;
+  bool own_step = true;  ///< whether a step's output has what the step adds to the state; false for f32 in run_recurrence() only
 };
 void run_recurrence(const Call& call, const RecurrencePass& pass);
 
@@ -84,10 +85,17 @@ bool chunks_fit(const Stream& stream, std::int64_t dim);
 /// Whether a walk is expected to be faster than run_states() and run_outputs(): `columns` are those of the states.
 bool walk_pays(const Call& call, std::int64_t columns);
 
-/// dg, [batch, head, time], from q, k and their gradients for each head of v. `state`, `d_state`: the final state and its gradient, or
-/// null.
-void run_gate_gradients(const Call& call, const Tensor& q, const Tensor& k, const Tensor& dq, const Tensor& dk, const Tensor* state,
-                        const Tensor* d_state, const Tensor& dg);
+/// The numbers that dg is a sum of, [batch, head, time] for each head of v: GateProducts' or OwnSteps'.
+struct GateNumbers {
+  Tensor products, to_later;  ///< to_later: without memory, or those of OwnSteps
+};
+GateNumbers run_gate_products(const Call& call, const Tensor& q, const Tensor& k, const Tensor& dq, const Tensor& dk);
+/// Completes dq and dk, f32, that lack what each step gives itself.
+GateNumbers run_own_steps(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o, float scale,
+                          const Tensor& dq, const Tensor& dk);
+/// dg, [batch, head, time]. `state`, `d_state`: the final state and its gradient, or null. With OwnSteps' numbers the state lacks what the
+/// last step adds.
+void run_gate_gradients(const Call& call, const GateNumbers& numbers, const Tensor* state, const Tensor* d_state, const Tensor& dg);
 /// y = the sums of `shared` neighbouring heads of x each.
 void run_sum_of_heads(const Call& call, const Tensor& x, const Tensor& y);
 

@@ -41,8 +41,72 @@ struct GateProducts {
   };
 };
 
+/// The same for f32, as two numbers, from dq and dk that lack what each step gives itself. That is added here,
+///
+///   dq_t += scale (v_t d_o_t) k_t,   dk_t += scale (v_t d_o_t) q_t,
+///
+/// and left out of the numbers, where it would cancel: with strong decay it is all of dq and dk but for a small rest, and its rounding
+/// would be larger than the result. A tile is R steps of one head.
+template <int R, int C>
+struct OwnSteps {
+  static constexpr const char* source = "kernels/linear_attention/gradients.tile.hpp";
+
+  template <class Target>
+  struct On {
+    using Values = Rows<Target, float, R, C>;
+    struct Params {
+      Global<Target, const float, Values> q, k;                ///< [batch, head, time, dim]
+      Global<Target, const float, Values> v, d_o;              ///< [batch, head of v, time, columns]
+      Global<Target, const float, Values> other_dq, other_dk;  ///< [batch, head of v, time, dim]: what other steps give
+      Global<Target, float, Values> dq, dk;                    ///< the same memory
+      Pointer<Target, float> from_before, to_later;            ///< [batch, head of v, time]: q dq and k dk
+      Chunks<Target> chunks;
+      float scale;
+      int heads;   ///< of v
+      int shared;  ///< heads of v for each head of q and k
+    };
+
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
+      // Gradients of steps that belong to no sequence are left as they are.
+      const auto last = p.chunks.sequence(p.chunks.sequences - 1);
+      const int batch = t.n / p.heads, head = t.n - batch * p.heads, row0 = p.chunks.sequence(0).begin + t.m * R;
+      auto to_dq = p.dq;
+      auto to_dk = p.dk;
+      to_dq.rows = to_dk.rows = last.begin + last.size;
+      const auto store = [&](auto& products, auto to) {
+        RowVector<Target, float, Values> sums;
+        block.rows(products, [&](int i, auto row) { sums[i] = row.sum(); });
+        block.for_rows(sums, [&](int row, int, auto& value) {
+          if (row0 + row < to_dq.rows && block.owns_rows(sums)) to[static_cast<i64>(t.n) * p.chunks.length + row0 + row] = value;
+        });
+      };
+      Values q, k, x, products;
+      RowVector<Target, float, Values> own;
+      block.load(q, p.v, row0, 0, head, batch);
+      block.load(k, p.d_o, row0, 0, head, batch);
+      block.map(q, k, p.scale, [](auto a, auto b, auto scale) { return a * b * scale; });
+      block.rows(q, [&](int i, auto row) { own[i] = row.sum(); });
+
+      block.load(q, p.q, row0, 0, head / p.shared, batch);
+      block.load(k, p.k, row0, 0, head / p.shared, batch);
+      block.load(x, p.other_dq, row0, 0, head, batch);
+      products = q;
+      block.map(products, x, [](auto a, auto d) { return a * d; });
+      store(products, p.from_before);
+      block.map(x, k, own, [](auto d, auto a, auto factor) { return d + a * factor; });
+      block.store(x, to_dq, row0, 0, head, batch);
+      block.load(x, p.other_dk, row0, 0, head, batch);
+      block.map(k, x, [](auto a, auto d) { return a * d; });
+      store(k, p.to_later);
+      block.map(x, q, own, [](auto d, auto a, auto factor) { return d + a * factor; });
+      block.store(x, to_dk, row0, 0, head, batch);
+    }
+  };
+};
+
 /// The gates' gradients: sums of GateProducts' numbers from each step to the sequence's end, plus the product of the final state and its
-/// gradient. A tile is one sequence of R heads, C steps at a time.
+/// gradient. Of OwnSteps' numbers the last k dk is what the last step gives the final state. Neither has it then. A tile is one sequence of
+/// R heads, C steps at a time.
 template <int R, int C>
 struct GateGradients {
   static constexpr const char* source = "kernels/linear_attention/gradients.tile.hpp";
@@ -51,7 +115,8 @@ struct GateGradients {
   struct On {
     using Steps = Rows<Target, float, R, C, 4, C / 32>;
     struct Params {
-      Global<Target, const float> products;       ///< [batch, head, time]
+      Global<Target, const float> products;       ///< [batch, head, time]: GateProducts', or OwnSteps' q dq
+      Global<Target, const float> to_later;       ///< OwnSteps' k dk, or without elements
       Global<Target, float> dg;                   ///< the same
       Global<Target, const float> state_product;  ///< [sequence, head, 1], or without elements
       Chunks<Target> chunks;
@@ -60,7 +125,7 @@ struct GateGradients {
     TW_INLINE static void compute(auto& block, const Params& p, Tile t) {
       const auto sequence = p.chunks.sequence(t.m);
       const int head0 = t.n * R;
-      Steps x;
+      Steps x, y;
       RowVector<Target, float, Steps> later, sum;
       block.load(later, p.state_product, head0, 0, t.m);
       auto dg = p.dg;
@@ -69,8 +134,10 @@ struct GateGradients {
       for (int n = ceil_div(sequence.size, C) - 1; n >= 0; --n) {
         const int first = sequence.begin + n * C;
         block.load(x, p.products, head0, first, sequence.batch);
-        block.for_each(x, [&](int, int col, auto& value) {
+        block.load(y, p.to_later, head0, first, sequence.batch);
+        block.for_each(x, y, [&](int, int col, auto& value, auto& given) {
           if (first + col >= dg.cols) value = 0.0f;
+          if (first + col + 1 < dg.cols) value = value - given;
         });
         block.rows(x, [&](int i, auto row) { sum[i] = row.sum(); });
         block.row_cumsum(x, Backward{});

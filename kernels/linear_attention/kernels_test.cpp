@@ -40,20 +40,20 @@ TEST(LinearAttentionKernels, CompileForHopperGpusWithoutSpills) {
                    make_spec({type_of_walk({DType::bf16, 128, 128}), AnyWalk::source, nullptr}, false, false),
                    make_spec({type_of_states({DType::bf16, kStatesColumns}), AnyStates::source, nullptr}, false, false),
                    make_spec(kernel_info<Recurrence<bf16, 256, recurrence_columns(256), recurrence_warps(256)>>, true, true),
-                   make_spec(kernel_info<Recurrence<float, 128, recurrence_columns(128), recurrence_warps(128)>>, false, false)},
+                   make_spec(kernel_info<Recurrence<float, 128, recurrence_columns(128), recurrence_warps(128), false>>, false, false)},
                   GpuTarget::automatic, "sm_90a");
 }
 
 TEST(LinearAttentionKernels, CompileForOtherGpusWithoutSpills) {
   skip_without_nvrtc();
-  expect_all_fast(
-      {outputs(64, 64, StateForm::as_stored), outputs(128, outputs_columns(128), StateForm::as_stored),
-       outputs(128, outputs_columns(128), StateForm::transposed),
-       make_spec(kernel_info<Recurrence<float, 256, recurrence_columns(256), recurrence_warps(256)>>, true, true),
-       make_spec(kernel_info<Recurrence<f16, 64, recurrence_columns(64), recurrence_warps(64)>>, false, false),
-       make_spec(kernel_info<GateProducts<bf16, 16, 256>>, true, true), make_spec(kernel_info<GateGradients<4, 128>>, true, true),
-       make_spec(kernel_info<MatrixProduct<16, 128>>, true, true), make_spec(kernel_info<SumOfHeads<bf16, 32, 128>>, true, true)},
-      GpuTarget::cuda, "sm_86");
+  expect_all_fast({outputs(64, 64, StateForm::as_stored), outputs(128, outputs_columns(128), StateForm::as_stored),
+                   outputs(128, outputs_columns(128), StateForm::transposed),
+                   make_spec(kernel_info<Recurrence<float, 256, recurrence_columns(256), recurrence_warps(256)>>, true, true),
+                   make_spec(kernel_info<Recurrence<f16, 64, recurrence_columns(64), recurrence_warps(64)>>, false, false),
+                   make_spec(kernel_info<GateProducts<bf16, 16, 256>>, true, true), make_spec(kernel_info<OwnSteps<32, 128>>, true, true),
+                   make_spec(kernel_info<GateGradients<4, 128>>, true, true), make_spec(kernel_info<MatrixProduct<16, 128>>, true, true),
+                   make_spec(kernel_info<SumOfHeads<bf16, 32, 128>>, true, true)},
+                  GpuTarget::cuda, "sm_86");
 }
 
 }  // namespace

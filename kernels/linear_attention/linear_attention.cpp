@@ -205,6 +205,8 @@ void linear_attention_backward(const Tensor& q, const Tensor& k, const Tensor& v
   Tensor final;  // for dg
   if (options.dg && options.d_final_state) final = workspace(c.state_shape, DType::f32, call.stream);
   const Tensor* const final_state = options.dg && options.d_final_state ? &final : nullptr;
+  // In f32 what a step gives its own dq and dk is kept out of dg, where it would cancel.
+  const bool own_apart = options.dg != nullptr && q.dtype() == DType::f32;
   // Each gradient is linear attention of other operands: of dq with the same states, transposed; of dk and dv from the last step to the
   // first, with the states' gradients.
   const bool chunks = in_chunks(c, q);
@@ -222,12 +224,15 @@ void linear_attention_backward(const Tensor& q, const Tensor& k, const Tensor& v
     const auto transposed = [](const Tensor* t) { return t != nullptr ? t->transpose(2, 3) : Tensor(); };
     const auto given = [](const Tensor& t) { return t.rank() == 4 ? &t : nullptr; };
     const Tensor initial = transposed(options.initial_state), last = transposed(final_state), d_final = transposed(options.d_final_state);
-    run({in_do, in_v, in_k, given(initial), given(last), each_dq, c.scale});
-    run({in_v, in_do, in_q, given(d_final), nullptr, each_dk, 1, c.scale, true});
+    run({in_do, in_v, in_k, given(initial), given(last), each_dq, c.scale, 1, false, !own_apart});
+    run({in_v, in_do, in_q, given(d_final), nullptr, each_dk, 1, c.scale, true, !own_apart});
     run({in_k, in_q, in_do, options.d_final_state, options.d_initial_state, out_dv, 1, c.scale, true});
   }
-  if (options.dg != nullptr)
-    run_gate_gradients(call, in_q, in_k, each_dq, each_dk, final_state, options.d_final_state, by_head(*options.dg));
+  if (options.dg != nullptr) {
+    const GateNumbers numbers = own_apart ? run_own_steps(call, in_q, in_k, in_v, in_do, c.scale, each_dq, each_dk)
+                                          : run_gate_products(call, in_q, in_k, each_dq, each_dk);
+    run_gate_gradients(call, numbers, final_state, options.d_final_state, by_head(*options.dg));
+  }
   if (shared && call.length > 0) {
     run_sum_of_heads(call, each_dq, out_dq);
     run_sum_of_heads(call, each_dk, out_dk);

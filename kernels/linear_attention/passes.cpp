@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/generic_tiles.hpp"
@@ -76,9 +77,15 @@ void walk(const Call& call, const Decay& decay, const RecurrencePass& pass) {
 
 template <class T, int kRows>
 void recurrence(const Call& call, const RecurrencePass& pass) {
-  constexpr int kColumns = recurrence_columns(kRows);
-  launch<Recurrence<T, kRows, kColumns, recurrence_warps(kRows)>>(call.stream, recurrence_grid(call, pass, kColumns),
-                                                                  [&](auto& bind, auto& p) { bind_recurrence(bind, p, call, pass); });
+  constexpr int kColumns = recurrence_columns(kRows), kWarps = recurrence_warps(kRows);
+  const auto run = [&]<bool kOwnStep>() {
+    launch<Recurrence<T, kRows, kColumns, kWarps, kOwnStep>>(call.stream, recurrence_grid(call, pass, kColumns),
+                                                             [&](auto& bind, auto& p) { bind_recurrence(bind, p, call, pass); });
+  };
+  if constexpr (is_same<T, float>) {
+    if (!pass.own_step) return run.template operator()<false>();
+  }
+  run.template operator()<true>();
 }
 
 /// Calls f.operator()<R, C>() with a tile of rows that hold `columns`.
@@ -87,6 +94,14 @@ void with_rows(std::int64_t columns, F f) {
   if (columns <= 64) return f.template operator()<32, 64>();
   if (columns <= 128) return f.template operator()<32, 128>();
   f.template operator()<16, 256>();
+}
+
+Tensor gate_products(const Call& call, const Tensor& q) {
+  return workspace({q.shape(0), call.heads, call.length}, DType::f32, call.stream);
+}
+/// Tiles of `rows` steps of each head of v.
+TileGrid steps_grid(const Call& call, const Tensor& q, int rows) {
+  return {tiles(call.length, rows), static_cast<int>(q.shape(0)) * call.heads};
 }
 
 }  // namespace
@@ -168,26 +183,52 @@ void run_recurrence(const Call& call, const RecurrencePass& pass) {
   });
 }
 
-void run_gate_gradients(const Call& call, const Tensor& q, const Tensor& k, const Tensor& dq, const Tensor& dk, const Tensor* state,
-                        const Tensor* d_state, const Tensor& dg) {
-  const std::int64_t batch = q.shape(0);
-  const Tensor products = workspace({batch, call.heads, call.length}, DType::f32, call.stream);
-  if (products.numel() > 0) {
-    with_float_type(q.dtype(), [&]<class T>(std::type_identity<T>) {
-      with_rows(q.shape(3), [&]<int R, int C>() {
-        launch<GateProducts<T, R, C>>(call.stream, {tiles(call.length, R), static_cast<int>(batch) * call.heads}, [&](auto& bind, auto& p) {
-          bind(p.q, q);
-          bind(p.k, k);
-          bind(p.dq, dq);
-          bind(p.dk, dk);
-          p.out = products.data<float>();
-          p.heads = call.heads;
-          p.shared = call.heads / static_cast<int>(q.shape(1));
-          p.length = call.length;
-        });
+GateNumbers run_gate_products(const Call& call, const Tensor& q, const Tensor& k, const Tensor& dq, const Tensor& dk) {
+  const Tensor products = gate_products(call, q);
+  if (products.numel() == 0) return {products, {}};
+  with_float_type(q.dtype(), [&]<class T>(std::type_identity<T>) {
+    with_rows(q.shape(3), [&]<int R, int C>() {
+      launch<GateProducts<T, R, C>>(call.stream, steps_grid(call, q, R), [&](auto& bind, auto& p) {
+        bind(p.q, q);
+        bind(p.k, k);
+        bind(p.dq, dq);
+        bind(p.dk, dk);
+        p.out = products.data<float>();
+        p.heads = call.heads;
+        p.shared = call.heads / static_cast<int>(q.shape(1));
+        p.length = call.length;
       });
     });
-  }
+  });
+  return {products, {}};
+}
+
+GateNumbers run_own_steps(const Call& call, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d_o, float scale,
+                          const Tensor& dq, const Tensor& dk) {
+  const GateNumbers numbers{gate_products(call, q), gate_products(call, q)};
+  if (numbers.products.numel() == 0) return numbers;
+  with_rows(std::max(q.shape(3), v.shape(3)), [&]<int R, int C>() {
+    launch<OwnSteps<R, C>>(call.stream, steps_grid(call, q, R), [&](auto& bind, auto& p) {
+      bind(p.q, q);
+      bind(p.k, k);
+      bind(p.v, v);
+      bind(p.d_o, d_o);
+      bind(p.other_dq, dq);
+      bind(p.other_dk, dk);
+      bind(p.dq, dq);
+      bind(p.dk, dk);
+      p.from_before = numbers.products.data<float>();
+      p.to_later = numbers.to_later.data<float>();
+      fill_chunks(p.chunks, call);
+      p.scale = scale;
+      p.heads = call.heads;
+      p.shared = call.heads / static_cast<int>(q.shape(1));
+    });
+  });
+  return numbers;
+}
+
+void run_gate_gradients(const Call& call, const GateNumbers& numbers, const Tensor* state, const Tensor* d_state, const Tensor& dg) {
   Tensor state_product;
   if (d_state != nullptr) {
     state_product = workspace({call.sequences, call.heads, 1}, DType::f32, call.stream);
@@ -200,7 +241,8 @@ void run_gate_gradients(const Call& call, const Tensor& q, const Tensor& k, cons
   }
   constexpr int kHeads = 4, kSteps = 128;
   launch<GateGradients<kHeads, kSteps>>(call.stream, {call.sequences, tiles(call.heads, kHeads)}, [&](auto& bind, auto& p) {
-    bind(p.products, products);
+    bind(p.products, numbers.products);
+    bind(p.to_later, numbers.to_later.data() != nullptr ? &numbers.to_later : nullptr);
     bind(p.dg, dg);
     bind(p.state_product, d_state != nullptr ? &state_product : nullptr);
     fill_chunks(p.chunks, call);

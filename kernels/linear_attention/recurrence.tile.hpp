@@ -9,14 +9,18 @@ namespace tw::kernels::linear_attention {
 /// is C columns of the state of one head of one sequence, in registers.
 ///
 /// Backwards, a step's state decays by the gate of the step after it: a step is seen by itself and those before it, with the gates between.
-template <class T, int R, int C, int kWarps>
+///
+/// Without `kOwnStep` an output lacks what its own step adds to the state, and the final state what the last step adds.
+template <class T, int R, int C, int kWarps, bool kOwnStep = true>
 struct Recurrence {
   static constexpr const char* source = "kernels/linear_attention/recurrence.tile.hpp";
 
   template <class Target>
   struct On {
     static constexpr int warps = kWarps;
-    static constexpr int min_blocks = 24 / warps;  ///< 80 registers: 32 of the state, 16 of q and k. An SM has 96 KB of states in flight
+    /// 80 registers: 32 of the state, 16 of q and k. An SM has 96 KB of states in flight. Without a step's own part k and v are kept
+    /// longer.
+    static constexpr int min_blocks = (kOwnStep ? 24 : 20) / warps;
     using Held = Rows<Target, float, R, C, warps, 4>;
     using OutputRow = Rows<Target, float, warps * 128 / C, C, warps, 4>;  ///< a piece for each thread; only the first row is stored
     struct Params {
@@ -55,10 +59,19 @@ struct Recurrence {
         Decay decay{1.0f, 0.0f};
         if (p.g && (!p.backwards || step > 0)) decay = gate(p.backwards ? time + 1 : time);
         const float added = p.added_scale;
-        block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay.high + (s * decay.low + x * added * y); });
-        block.for_each(products, state, [](int, int, auto& x, auto& s) { x = s; });
-        block.map(products, q, [](auto s, auto x) { return s * x; });
-        block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
+        const auto multiply = [&] {
+          block.for_each(products, state, [](int, int, auto& x, auto& s) { x = s; });
+          block.map(products, q, [](auto s, auto x) { return s * x; });
+          block.column_fold(products, sums, [](auto a, auto b) { return a + b; });
+        };
+        if constexpr (kOwnStep) {
+          block.map(state, k, v, [=](auto s, auto x, auto y) { return s * decay.high + (s * decay.low + x * added * y); });
+          multiply();
+        } else {
+          block.for_each(state, [=](int, int, auto& s) { s = s * decay.high + s * decay.low; });
+          multiply();
+          if (step + 1 < steps.size) block.map(state, k, v, [=](auto s, auto x, auto y) { return s + x * added * y; });
+        }
         block.map(out, sums, p.scale, [](auto, auto sum, auto scale) { return sum * scale; });
         block.scatter(
             out, p.out, [time](int row) { return row == 0 ? time : -1; }, col0, head, steps.batch);

@@ -22,7 +22,8 @@ struct PlainHead {
 };
 struct PlainResult {
   std::vector<double> o, final, dq, dk, dv, dg, d_initial;
-  std::vector<double> dg_terms;  ///< the sum of the absolute values of what dg is a sum of, where it is q dq - k dk
+  /// The sum of the absolute values of what dg is a sum of, where it is q dq - k dk; in f32 without what each step gives its own dq and dk.
+  std::vector<double> dg_terms;
 };
 
 inline PlainResult plain_linear_attention(const PlainHead& h) {
@@ -129,16 +130,22 @@ inline PlainResult naive_linear_attention(const PlainHead& h, DType dtype) {
   r.dv = pass.run(h.k, h.q, h.d_o, h.d_final, false, true, h.scale, 1);
   r.d_initial = pass.state(h.q, h.d_o, h.d_final, true, h.scale);
   r.dg.resize(h.steps), r.dg_terms.resize(h.steps);
+  const bool apart = dtype == DType::f32;  // what a step gives itself, and what the last one gives the final state, is left out
   float sum = 0;
   double terms = 0;
-  for (std::size_t n = 0; n < h.d_final.size(); ++n) {
-    sum += static_cast<float>(h.d_final[n] * r.final[n]);
-    terms += std::abs(h.d_final[n] * r.final[n]);
+  for (std::size_t n = 0; n < h.d_final.size() && h.steps > 0; ++n) {
+    const double own = apart ? h.k[(h.steps - 1) * h.dk + n / h.dv] * h.v[(h.steps - 1) * h.dv + n % h.dv] : 0;
+    sum += static_cast<float>(h.d_final[n] * (r.final[n] - own));
+    terms += std::abs(h.d_final[n] * (r.final[n] - own));
   }
   for (std::size_t t = h.steps; t-- > 0;) {
+    double own = 0;
+    for (std::size_t c = t * h.dv; c < (t + 1) * h.dv && apart; ++c) own += h.scale * h.v[c] * h.d_o[c];
     for (std::size_t a = t * h.dk; a < (t + 1) * h.dk; ++a) {
-      sum += static_cast<float>(h.q[a] * r.dq[a] - h.k[a] * r.dk[a]);
-      terms += std::abs(h.q[a] * r.dq[a]) + std::abs(h.k[a] * r.dk[a]);
+      const double of_q = h.q[a] * (r.dq[a] - own * h.k[a]);
+      const double of_k = apart && t + 1 == h.steps ? 0 : h.k[a] * (r.dk[a] - own * h.q[a]);
+      sum += static_cast<float>(of_q - of_k);
+      terms += std::abs(of_q) + std::abs(of_k);
     }
     r.dg[t] = sum;
     r.dg_terms[t] = terms;

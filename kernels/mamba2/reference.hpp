@@ -152,10 +152,20 @@ class NaiveMamba2 {
       sum += static_cast<float>(term);
       terms += std::abs(term);
     };
-    for (std::size_t i = 0; i < h.d_final.size(); ++i) add(h.d_final[i] * r.final[i]);
+    const bool apart = dtype == DType::f32;  // what a step gives itself, and what the last one gives the final state, is left out
+    for (std::size_t i = 0; i < h.d_final.size() && h.steps > 0; ++i) {
+      const std::size_t last = h.steps - 1;
+      const double own = apart ? scaled[last * h.dim + i / h.state] * h.b[last * h.state + i % h.state] : 0;
+      add(h.d_final[i] * (r.final[i] - own));
+    }
     float d_rate = 0, d_bias = 0;
     for (std::size_t t = h.steps; t-- > 0;) {
-      for (std::size_t n = t * h.state; n < (t + 1) * h.state; ++n) add(h.c[n] * r.dc[n]), add(-h.b[n] * r.db[n]);
+      double own = 0;
+      for (std::size_t i = t * h.dim; i < (t + 1) * h.dim && apart; ++i) own += scaled[i] * du[i];
+      for (std::size_t n = t * h.state; n < (t + 1) * h.state; ++n) {
+        add(h.c[n] * (r.dc[n] - own * h.b[n]));
+        if (!apart || t + 1 < h.steps) add(-h.b[n] * (r.db[n] - own * h.c[n]));
+      }
       float d_size = 0;
       double d_size_terms = 0;
       for (std::size_t p = 0; p < h.dim; ++p) {
