@@ -987,6 +987,83 @@ struct DigitProducts {
   };
 };
 
+/// Integers of 4 bits, less 8, times a scale for each `Group` of them.
+template <int Group>
+struct GroupsOfCodes {
+  using Codes = u4x2;
+  using Scale = f16;
+  template <class T>
+  using Decode = FromZero;
+  static constexpr int group = Group;
+  static constexpr bool zeros = false;
+  static constexpr float middle = 8;
+};
+/// y(t) = the products of x's only row with the rows of tile t of codes. x and the scales arrive in the same slots.
+template <class T, int Group>
+struct ProductsFromSlots {
+  static constexpr const char* source = kTileKernels;
+  template <class Target>
+  struct On {
+    static constexpr int warps = 8, height = 32, depth = 1024, width = 8;
+    using Codes = Shared<Target, u4x2, height, depth / 2>;
+    using Scales = SharedStrip<Target, f16, height>;
+    using PartOfX = SharedVector<Target, T, 256>;
+    using Out = Rows<Target, float, width, height, warps, 1>;
+    struct Params {
+      Global<Target, const T, PartOfX> x;        ///< [1, columns]
+      Global<Target, const u4x2, Codes> codes;   ///< [height tiles, columns / 2]
+      Global<Target, const f16, Scales> scales;  ///< [height tiles, columns / Group]
+      Global<Target, const u8> zeros;            ///< without elements
+      Global<Target, float> y;                   ///< [1, height tiles]
+      int steps;
+    };
+    struct Slot {
+      Codes codes;
+      Scales scales[depth / Group / Scales::cols];
+      PartOfX x[depth / PartOfX::size];
+    };
+    struct Memory {
+      Ring<Target, Slot, 2> ring;
+      Scratch<Target, float, 16 * warps, height * width> sums;
+      explicit constexpr Memory(auto& block) : ring(block), sums(block) {}
+    };
+    struct State {};
+    TW_INLINE static int steps(const Params& p, Tile) { return p.steps; }
+    TW_INLINE static void load(auto& producer, const Params& p, Tile t, int step, Memory& memory) {
+      producer.put(memory.ring, [&](auto copy, Slot& slot) {
+        copy.tile(p.codes, slot.codes, t.m * height, step * Codes::cols);
+        int col = step * depth / Group;
+        for (Scales& part : slot.scales) {
+          copy.tile(p.scales, part, t.m * height, col);
+          col += Scales::cols;
+        }
+        col = step * depth;
+        for (PartOfX& part : slot.x) {
+          copy.vector(p.x, part, 0, col);
+          col += PartOfX::size;
+        }
+      });
+    }
+    TW_INLINE static void compute(auto& block, const Params& p, Tile t, Memory& memory, State&) {
+      DividedSums<Target, height, width, warps> sums;
+      block.fill(sums, 0.0f);
+      for (int step = 0; step < p.steps; ++step) {
+        const Slot& slot = block.take(memory.ring);
+        DividedOperand<Target, T, width, depth, warps> x;
+        DividedScales<Target, height, depth, GroupsOfCodes<Group>, warps> scales;
+        block.load(x, slot.x);
+        block.load(scales, slot.scales, p.zeros, t.m * height, step * depth);
+        block.add_products(sums, slot.codes, x, scales);
+        block.release(memory.ring);
+      }
+      Out out;
+      block.complete(sums, out, memory.sums);
+      block.store(out, p.y, 0, t.m * height);
+    }
+    TW_INLINE static void finish(auto&, const Params&, Tile, Memory&, State&) {}
+  };
+};
+
 enum class RelaySlip { none, stores_twice, waits_for_itself };
 /// y(t) = y(t - 1) + x(t), tile after tile: each waits for the one before. What a tile loads of y(t - 1) with its rows in reverse order,
 /// and of its row 3 alone, is stored, too.

@@ -595,6 +595,45 @@ TEST_P(Tiles, ProductsOfDigitsAreExact) {
   check_digits<bf16, 8, 256, true>(device, 127, 200, random);
 }
 
+/// Small integers and powers of two, so that sums are exact.
+template <class T, int Group>
+void check_products_from_slots(const Device& device, std::mt19937_64& random) {
+  SCOPED_TRACE(tw::format("{} groups of {}", name_of(dtype_of<T>), Group));
+  constexpr int kTiles = 150, kRows = 32 * kTiles, kSteps = 3;
+  constexpr int kColumns = kSteps * 1024 - (Group == 32 ? 256 : 0), kGroups = kColumns / Group;
+  std::uniform_int_distribution<int> small(-3, 3), power(-1, 1), byte(0, 255);
+  std::vector<float> row(kColumns), factors(static_cast<std::size_t>(kRows) * kGroups);
+  for (float& value : row) value = static_cast<float>(small(random));
+  for (float& value : factors) value = std::ldexp(1.0f, power(random));
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(kRows) * kColumns / 2);
+  for (std::uint8_t& value : bytes) value = static_cast<std::uint8_t>(byte(random));
+  PlacedTensor x({1, kColumns}, dtype_of<T>, device), scales({kRows, kGroups}, DType::f16, device), y({1, kRows}, DType::f32, device);
+  x.fill(row), scales.fill(factors);
+  const Tensor codes = Tensor::from<std::uint8_t>(bytes, {kRows, kColumns / 2}).to(device);
+  launch_kernel<ProductsFromSlots<T, Group>>(device, {kTiles}, [&](auto& bind, auto& p) {
+    bind(p.x, x);
+    bind(p.codes, codes);
+    bind(p.scales, scales);
+    bind(p.zeros, nullptr);
+    bind(p.y, y);
+    p.steps = kSteps;
+  });
+  const std::vector<double> found = y.values();
+  for (std::size_t n = 0; n < kRows; ++n) {
+    double sum = 0;
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      const int code = bytes[(n * kColumns + c) / 2] >> c % 2 * 4 & 15;
+      sum += static_cast<double>(row[c]) * (code - 8) * factors[n * kGroups + c / Group];
+    }
+    ASSERT_EQ(found[n], sum) << "row " << n;
+  }
+}
+TEST_P(Tiles, ARowAndScalesArriveInSlots) {
+  check_products_from_slots<bf16, 32>(device, random);
+  check_products_from_slots<bf16, 128>(device, random);
+  check_products_from_slots<f16, 128>(device, random);
+}
+
 /// Small integers, so that sums are exact, with an infinity and with NaN: also those whose bits are all ones pass.
 template <class Kernel>
 void launch_relay(const Device& device, const Tensor& x, const Tensor& y, const Tensor& copies, const Tensor& reversed,

@@ -446,6 +446,43 @@ TEST_P(Quantized, MultipliesOnAGpu_cuda) {
   }
 }
 
+/// Weights are read while the launch before still runs. What that launch writes must not be.
+TEST_P(Quantized, ChainsOnAGpu_cuda) {
+  skip_without_cuda();
+  constexpr std::int64_t kSide = 2048, kLayers = 4;
+  const Stream stream = Stream::standard(Device::cuda());
+  std::vector<QuantizedMatrix> layers;
+  for (std::int64_t i = 0; i < kLayers; ++i)
+    layers.push_back(quantize(Tensor::random({kSide, kSide}, DType::f32, random()), GetParam()).to(Device::cuda()));
+  const std::vector<double> decoded = decode(layers.front().to(Device::cpu()));
+  for (const std::int64_t m : {1, 16}) {
+    const Tensor x = Tensor::random({m, kSide}, DType::bf16, random()), gpu_x = x.to(Device::cuda());
+    /// The outputs of all layers.
+    const auto run = [&](bool constant_weight) {
+      std::vector<Tensor> all;
+      for (std::int64_t i = 0; i < kLayers; ++i) all.push_back(Tensor::poisoned({m, kSide}, DType::bf16, stream));
+      for (std::size_t i = 0; i < layers.size(); ++i)
+        tw::dequant_gemm(i == 0 ? gpu_x : all[i - 1], layers[i], all[i], {.constant_weight = constant_weight});
+      return all;
+    };
+    if (!launched([&] { run(false); })) return;
+    const std::vector<Tensor> apart = run(false);
+    const Tensor first = apart.front().to(Device::cpu()), last = apart.back().to(Device::cpu());
+    std::vector<float> inputs;
+    for (std::int64_t i = 0; i < m * kSide; ++i) inputs.push_back(static_cast<float>(x.at({i / kSide, i % kSide})));
+    const Sums exact = plain(inputs, decoded, m, kSide, kSide);
+    const double each = GetParam().format != WeightFormat::nf4 ? kSide * 0x1p-24 : 0x1p-8;
+    for (std::int64_t i = 0; i < m * kSide; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      ASSERT_LE(std::abs(first.at({i / kSide, i % kSide}) - exact.values[at]),
+                exact.magnitudes[at] * each + std::abs(exact.values[at]) * 0x1p-8)
+          << i;
+    }
+    for (int repetition = 0; repetition < 200; ++repetition)
+      ASSERT_EQ(max_difference(run(true).back().to(Device::cpu()), last), 0) << "m " << m << ", repetition " << repetition;
+  }
+}
+
 TEST_P(Quantized, GatesOnAGpu_cuda) {
   skip_without_cuda();
   const Stream stream = Stream::standard(Device::cuda());

@@ -13,7 +13,8 @@
 
 namespace tw::kernels::dequant_gemm {
 
-/// Rows of W in a tile, the most rows of x, slots of the ring, warps of a block that compute, and blocks that an SM can hold.
+/// Rows of W in a tile, the most rows of x (1 for formats with groups only), slots of the ring, warps of a block that compute, and blocks
+/// that an SM can hold.
 struct SkinnyTile {
   int rows = 16, x_rows = 8, stages = 6, warps = 8, blocks = 2;
   auto operator<=>(const SkinnyTile&) const = default;

@@ -25,6 +25,7 @@ using namespace tw::test;
 using Layout = QuantizedMatrix::Layout;
 
 constexpr SkinnyTile kTile8{32, 8, 3}, kTile16{32, 16, 2, 8, 1}, kShort{16, 8, 2}, kShort16{16, 16, 2, 8, 1};
+constexpr SkinnyTile kOne{32, 1, 3}, kShortOne{16, 1, 2};
 constexpr SkinnyTile kFewWarps{16, 8, 2, 4, 3}, kManyWarps{16, 8, 2, 16, 1};
 
 template <WeightFormat format, DType dtype, int group = 0, bool zeros = false, bool addends = false, SkinnyTile tile = kTile8,
@@ -161,6 +162,20 @@ TEST(SkinnyDequantGemm, OfFloatsOfFourBitsIsCorrectOnTheCpu) {
   check_format<WeightFormat::mxfp4, DType::f16, 32>();
 }
 
+TEST(SkinnyDequantGemm, OneRowInTheRingIsCorrectOnTheCpu) {
+  cpu::set_poison_released_slots(true);
+  std::mt19937_64 random = random_engine();
+  for (const std::int64_t k : {128, 1024, 2176}) {
+    for (const std::int64_t n : {1, 70}) {
+      const Case c{.m = 1, .n = n, .k = k, .bias = true};
+      check<kKernel<WeightFormat::int4, DType::bf16, 32, true, false, kOne>>(c, random);
+      check<kKernel<WeightFormat::int4, DType::f16, 128, false, true, kShortOne>>(c, random);
+      check<kKernel<WeightFormat::nf4, DType::bf16, 64, false, false, kOne>>(c, random);
+      check<kKernel<WeightFormat::mxfp4, DType::bf16, 32, false, false, kOne>>(c, random);
+    }
+  }
+}
+
 TEST(SkinnyDequantGemm, EveryNumberOfRowsIsCorrect) {
   std::mt19937_64 random = random_engine();
   for (std::int64_t m = 1; m <= 16; ++m)
@@ -199,7 +214,9 @@ void check_groups(auto number_of) {
         const u32 word = ((0x9c3a5f07u & ~((codes - 1u) << bits * place)) | code << bits * place) & (bits == 4 ? ~0u : 0xffffu);
         u32 minus_zero = 0;
         if constexpr (from_zero) minus_zero = Pairs::minus(zero);
-        const std::vector<float> values = decoded<Codes, T>(&word, minus_zero);
+        std::vector<float> values = decoded<Codes, T>(&word, minus_zero);
+        if constexpr (requires { requires Pairs::raised; })
+          for (float& value : values) value -= Pairs::raised_by(zero);
         // The other operand's eight elements, numbered, show the order.
         u32 numbers[4];
         for (u32 n = 0; n < 4; ++n)
@@ -302,8 +319,13 @@ TEST(SkinnyDequantGemm, IsChosenByRowsAndAlignment) {
   EXPECT_EQ(tile({8, 12288, 2048, int8}), (SkinnyTile{32, 8, 3, 8, 2}));
   EXPECT_EQ(tile({8, 3072, 2048, int8}), (SkinnyTile{16, 8, 6, 8, 2}));
   EXPECT_EQ(tile({9, 12288, 2048, int4}), (SkinnyTile{32, 16, 6, 8, 1}));
-  EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 8, 8, 8, 2}));
-  EXPECT_EQ(tile({1, 12288, 2048, int2}), (SkinnyTile{32, 8, 8, 8, 2}));
+  EXPECT_EQ(tile({9, 8192, 2048, int4}), (SkinnyTile{64, 16, 3, 8, 1}));      // one round of tiles
+  EXPECT_EQ(tile({9, 8192, 2048, {WeightFormat::int4, 32, true}}).rows, 32);  // zero points take registers
+  EXPECT_EQ(tile({1, 2048, 6144, int4}), (SkinnyTile{16, 1, 6, 8, 2}));
+  EXPECT_EQ(tile({1, 3072, 2048, int4}), (SkinnyTile{32, 1, 4, 8, 2}));
+  EXPECT_EQ(tile({1, 12288, 2048, int2}), (SkinnyTile{64, 1, 4, 8, 2}));
+  EXPECT_EQ(tile({1, 2048, 6144, int4}, 99 << 10).x_rows, 8);
+  EXPECT_EQ(tile({1, 2048, 6112, int4}).x_rows, 8);  // rows of scales are not whole 16 bytes
   EXPECT_EQ(tile({9, 12288, 2048, int8}, 99 << 10), (SkinnyTile{32, 16, 2, 8, 1}));
 }
 
@@ -335,7 +357,7 @@ TEST(SkinnyDequantGemm, CompilesForGpusWithoutSpills) {
     for (const Layout& layout :
          {Layout{WeightFormat::int8}, Layout{WeightFormat::fp8}, Layout{WeightFormat::int4, 32}, Layout{WeightFormat::int4, 128, true},
           Layout{WeightFormat::int2, 32, true}, Layout{WeightFormat::nf4}, Layout{WeightFormat::fp4}, Layout{WeightFormat::mxfp4}}) {
-      for (const auto& [m, n] : {std::pair{1, 2048}, std::pair{8, 12288}, std::pair{16, 12288}}) {
+      for (const auto& [m, n] : {std::pair{1, 2048}, std::pair{1, 12288}, std::pair{8, 12288}, std::pair{16, 8192}}) {
         if (target == GpuTarget::cuda && m < 16) continue;  // the most registers are enough
         const Shapes shapes(m, n, 2048, layout, layout.zero_points ? DType::f16 : DType::bf16, n == 2048);
         const std::string type = type_of(skinny_kernel(shapes.call(), 132, generic));

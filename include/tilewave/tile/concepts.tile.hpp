@@ -134,6 +134,7 @@ concept Target = requires {
   typename T::template Outbox<64, 64>;
   typename T::template Scratch<float, 64, 64>;
   typename T::template Buffer<float, 64, 64, Contract::columns>;
+  typename T::template SharedStrip<float, 64>;
   typename T::template SharedVector<float, 64>;
   typename T::template VectorBuffer<float, 64>;
   typename T::template RowExchange<float, typename T::template Fragment<float, 64, 64>>;

@@ -32,7 +32,7 @@
 //   RowVector  one number for each row of a Fragment or Rows;  ColumnVector: one for each column
 //   Buffer     a tile in shared memory that the computing role writes, reads and multiplies, in memory of its own or in that of a ring's
 //              only slot;  VectorBuffer: a vector in memory of its own
-//   SharedVector  a vector in a ring's slot
+//   SharedVector, SharedStrip  a vector, and a few numbers for each row of a tile, in a ring's slot
 //   RowExchange   shared memory through which warpgroups that share rows of a Fragment combine their parts of a row
 //   Staging    shared memory through which a Fragment is stored to global memory
 //   Outbox     shared memory through which a Fragment is added to global memory; on a Hopper GPU a warp of its own does it
@@ -101,6 +101,8 @@ inline constexpr bool is_divided_group = kGroup % 32 == 0 && kCodes % kGroup == 
 #define TW_DIVIDED_CODES "codes of a left operand of DividedSums are a tile of their rows and of all columns of the right operand"
 #define TW_DIVIDED_TILE "the left operand of DividedSums is a tile with their rows for each warp, and its part of the columns"
 #define TW_DIGITS "digits are made of 16-bit elements, of at most 1024 columns for each warp, and multiply i8"
+#define TW_DIVIDED_VECTORS "vectors of a slot that hold a DividedOperand's row together have whole runs of it"
+#define TW_DIVIDED_STRIPS "strips of a slot that hold DividedScales together have as many bytes of a row as there are scales"
 #define TW_DIVIDED_ROW "a DividedRow has 16-bit elements, and for each warp 32 to 256 columns, a multiple of 32"
 #define TW_AWAITED "elements of an Awaited tensor are f32, f16 or bf16"
 #define TW_AWAITED_LOAD "elements of an Awaited tensor are loaded in await() or attempt(), which wait for them"
@@ -260,6 +262,9 @@ template <class Target, class T, int N>
 using VectorBuffer = typename Target::template VectorBuffer<T, N>;
 template <class Target, class T, int N>
 using SharedVector = typename Target::template SharedVector<T, N>;
+/// R rows of 16 bytes in a ring's slot, one after the other: a few numbers for each row of another tile.
+template <class Target, class T, int R>
+using SharedStrip = typename Target::template SharedStrip<T, R>;
 /// `Tile`: the Fragment type whose rows are combined.
 template <class Target, class T, class Tile>
 using RowExchange = typename Target::template RowExchange<T, Tile>;

@@ -248,6 +248,14 @@ class Block : public BlockModel<kRows>, public BlockOperations<Block<kRows>> {
     tally.read[from.place] += from.bytes(row, col, N, C);
     to = {overlap(row, N, from.rows)};
   }
+  template <class T, int N, int C, int Warps, int V, int Count>
+  void load(DividedOperand<T, N, C, Warps>& to, const SharedVector<T, V> (&)[Count]) const {
+    to = {1};
+  }
+  template <int R, int C, class Format, int Warps, class S, int Count, class H>
+  void load(DividedScales<R, C, Format, Warps>&, const S (&)[Count], const H& zeros, int row, int col) const {
+    if constexpr (Format::zeros) tally.read[zeros.place] += zeros.bytes(row, col / Format::group, R, C / Format::group);
+  }
   template <int R, int C, class Format, int Warps, class G, class H>
   void load(DividedScales<R, C, Format, Warps>&, const G& scales, const H& zeros, int row, int col, int apart = 8) const {
     constexpr int group = Format::group;

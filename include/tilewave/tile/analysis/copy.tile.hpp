@@ -86,6 +86,7 @@ struct Producer {
   int rank;
   template <class G>
   void prefetch(const G&, int, int, int, int) const {}
+  void wait_for_previous_launch() const {}
   template <int N, class RingType>
   void limit(const RingType&) const {
     static_assert(N >= 1, "one slot must be allowed on its way");

@@ -513,6 +513,8 @@ struct Target {
   using Buffer = analysis::Buffer<T, R, C, contract>;
   template <class T, int N>
   using VectorBuffer = analysis::VectorBuffer<T, N>;
+  template <class T, int R>
+  using SharedStrip = analysis::Shared<T, R, 16 / static_cast<int>(sizeof(T)), Contract::columns>;
   template <class T, int N>
   using SharedVector = analysis::SharedVector<T, N>;
   template <class T, class Tile>

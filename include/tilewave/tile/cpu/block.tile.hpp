@@ -199,6 +199,26 @@ class Block : public Products<kRows>, public BlockOperations<Block<kRows>> {
       }
     }
   }
+  template <class T, int N, int C, int Warps, int V, int Count>
+  void load(DividedOperand<T, N, C, Warps>& to, const SharedVector<T, V> (&vectors)[Count]) const {
+    static_assert(Count * V == C, TW_DIVIDED_VECTORS);
+    for (int n = 0; n < N; ++n)
+      for (int c = 0; c < C; ++c) to.x[n * C + c] = static_cast<float>(vectors[c / V][c % V]);
+  }
+  template <int R, int C, class Format, int Warps, class S, int Count, class H>
+  void load(DividedScales<R, C, Format, Warps>& to, const S (&strips)[Count], const H& zeros, int row0, int col0) const {
+    constexpr int groups = C / Format::group;
+    static_assert(S::rows == R && Count * S::cols == groups, TW_DIVIDED_STRIPS);
+    for (int n = 0; n < R * groups; ++n) {
+      const int row = n / groups, group = n % groups, place = col0 / Format::group + group;
+      to.scale[n] = static_cast<float>(strips[group / S::cols].get(row, group % S::cols));
+      to.zero[n] = Format::middle;
+      if constexpr (Format::zeros) {
+        const bool inside = row0 + row < zeros.rows && place < zeros.cols;
+        to.zero[n] = inside ? static_cast<float>(*zeros.template at<const u8>(row0 + row, place, 0, 0)) : 0.0f;
+      }
+    }
+  }
   template <int R, int C, class Format, int Warps, class G, class H>
   void load(DividedScales<R, C, Format, Warps>& to, const G& scales, const H& zeros, int row0, int col0, int apart = 8) const {
     constexpr int groups = C / Format::group;

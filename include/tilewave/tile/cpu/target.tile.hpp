@@ -486,6 +486,8 @@ struct Target {
   using Buffer = cpu::Buffer<T, R, C, contract>;
   template <class T, int N>
   using VectorBuffer = cpu::VectorBuffer<T, N>;
+  template <class T, int R>
+  using SharedStrip = cpu::Shared<T, R, 16 / static_cast<int>(sizeof(T)), Contract::columns>;
   template <class T, int N>
   using SharedVector = cpu::SharedVector<T, N>;
   template <class T, class Tile>

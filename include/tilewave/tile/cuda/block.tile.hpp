@@ -123,6 +123,16 @@ struct BlockBase : GlobalMemory<kWarps, kPieceLoads, kPieceStores>, BlockOperati
   TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const G& scales, const H& zeros, int row, int col, int apart = 8) const {
     load_divided_scales(at, to, scales, zeros, row, col, apart);
   }
+  /// The same from a slot: x in vectors, for all rows of the operand; scales in strips, with zero points from memory.
+  template <class T, int N, int C, int V, int Count>
+  TW_INLINE void load(DividedOperand<T, N, C, kWarps>& to, const SharedVector<T, V> (&vectors)[Count]) const {
+    load_divided(at, to, vectors);
+  }
+  template <int R, int C, class Format, class T, int Rows, int Count, class H>
+  TW_INLINE void load(DividedScales<R, C, Format, kWarps>& to, const SharedStrip<T, Rows> (&strips)[Count], const H& zeros, int row,
+                      int col) const {
+    load_divided_scales(at, to, strips, zeros, row, col);
+  }
   /// to(n, r) = the sum of all warps' sums(r, n).
   template <int R, int N, class F>
   TW_INLINE void complete(const DividedSums<R, N, kWarps>& sums, F& to, const Scratch<float, 16 * kWarps, R * N>& scratch) const {

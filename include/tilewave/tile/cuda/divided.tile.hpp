@@ -106,6 +106,23 @@ TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& 
   }
 }
 
+/// operand(n, c) = x(c) for all n, where the vectors hold x one after the other.
+template <class T, int N, int C, int Warps, class V, int Count>
+TW_INLINE void load_divided(const Position& at, DividedOperand<T, N, C, Warps>& to, const V (&vectors)[Count]) {
+  using D = DividedOperand<T, N, C, Warps>;
+  static_assert(Count * V::size == C && V::size % D::run == 0, TW_DIVIDED_VECTORS);
+  TW_UNROLL
+  for (int n = 0; n < D::share / D::run; ++n) {
+    const int col = D::col(at, n);
+    ptx::load_shared_16(ptx::address(vectors[col / V::size].x + col % V::size), to.x[n][0]);
+    TW_UNROLL
+    for (int r = 1; r < N / 8; ++r) {
+      TW_UNROLL
+      for (int k = 0; k < 4; ++k) to.x[n][r][k] = to.x[n][0][k];
+    }
+  }
+}
+
 /// operand(n, c) *= factors(n % 8, c), rounded to T.
 template <class T, int N, int C, int Warps>
 TW_INLINE void scale_divided(DividedOperand<T, N, C, Warps>& operand, const DividedOperand<T, 8, C, Warps>& factors) {

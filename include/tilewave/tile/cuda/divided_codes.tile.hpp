@@ -35,10 +35,17 @@ struct CodePairs<SmallIntegers<kBits, false>, T> : PairsOfHalves {
 
   /// What decode() adds for a zero point: -(128 + zero), twice.
   static TW_INLINE u32 minus(u32 zero) { return (above | 0x80008000u | zero) | zero << 16; }
+  /// Pairs are left above their numbers by raised_by(zero), which is subtracted from sums, times those of the other operand. Not in f16,
+  /// where 1024 times a sum would cost three digits.
+  static constexpr bool raised = wide;
+  static TW_INLINE float raised_by(u32 zero) { return 128.0f + static_cast<float>(zero); }
   static TW_INLINE void decode(const u32* codes, u32 minus_zero, u32* pairs) {
     const u32 halves = kBits == 4 ? codes[0] : ptx::permute_bytes(codes[0], 0, 0x4140u);  // codes 4 to 7 begin at bit 16
     TW_UNROLL
-    for (int k = 0; k < 4; ++k) pairs[k] = multiply_add_pairs<T>(masked_or(halves >> kBits * k, mask, above), one, minus_zero);
+    for (int k = 0; k < 4; ++k) {
+      pairs[k] = masked_or(halves >> kBits * k, mask, above);
+      if constexpr (!raised) pairs[k] = multiply_add_pairs<T>(pairs[k], one, minus_zero);
+    }
   }
 };
 template <class T>
@@ -202,6 +209,38 @@ TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Forma
   });
 }
 
+/// The same for scales in a slot: strips that hold those of a row one after the other. Zero points come from memory.
+template <int R, int C, class Format, int Warps, class S, int Count, class H>
+TW_INLINE void load_divided_scales(const Position& at, DividedScales<R, C, Format, Warps>& to, const S (&strips)[Count], const H& zeros,
+                                   int row0, int col0) {
+  using D = DividedScales<R, C, Format, Warps>;
+  constexpr int bytes = D::scale_bytes;
+  static_assert(S::rows == R && Count * 16 == bytes * Warps && 16 % bytes == 0, TW_DIVIDED_STRIPS);
+  const int first = at.block_warp() * bytes;
+  TW_UNROLL
+  for (int r = 0; r < R / 8; ++r) {
+    const int row = r * 8 + divided_row(at.lane);
+    const u8* const from = strips[first / 16].bytes + row * 16 + first % 16;
+    if constexpr (bytes >= 4) {
+      TW_UNROLL
+      for (int word = 0; word < bytes / 4; ++word) to.scales[r][word] = reinterpret_cast<const u32*>(from)[word];
+    } else {
+      to.scales[r][0] = bytes == 2 ? *reinterpret_cast<const u16*>(from) : *from;
+    }
+    if constexpr (Format::zeros) {
+      TW_UNROLL
+      for (u32& four : to.zeros[r]) four = 0;
+      TW_UNROLL
+      for (int g = 0; g < D::groups; ++g) {
+        const int group = col0 / D::group + at.block_warp() * D::groups + g;
+        u32 zero = 0;
+        ptx::load_1_if(zeros.inside(row0 + row, group), zeros.template piece_at<const u8>(row0 + row, group, 0, 0), zero);
+        to.zeros[r][g / 4] |= zero << g % 4 * 8;
+      }
+    }
+  }
+}
+
 /// Sixteen 2-bit codes minus 2, times 64: in the top bits of bytes, where inverting a code's upper bit subtracts 2 from it. Byte t of word
 /// i is code 4 t + i. Inverting costs nothing: it is part of the instruction that masks.
 TW_INLINE void centre_codes(u32 codes, u32* words) {
@@ -274,10 +313,14 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
   constexpr int share = Operand::share, group = min(Scales::group, share), width = Operand::width;
   const int row = (kGroups ? at.block_warp() * 8 : 0) + divided_row(at.lane),
             col = (kGroups ? 0 : at.block_warp() * share) + at.lane % 4 * width;
-  constexpr int group_rows = kGroups ? Warps * 8 : 8;  // rows from one group of 8 to the next
+  constexpr int group_rows = kGroups ? Warps * 8 : 8;            // rows from one group of 8 to the next
+  constexpr int eight_rows = S::offset(8, 0) - S::offset(0, 0);  // the same for all rows and columns
+  u32 first[share / 32];                                         // of row 0, in shared memory
+  TW_UNROLL
+  for (int n = 0; n < share / 32; ++n) first[n] = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row, (n * 32 + col) / in_byte));
   const auto decode = [&](int r, int n, u32 minus_zero, u32* pairs) {
     u32 codes[2];
-    const u32 from = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row + r / 8 * group_rows, (n * 32 + col) / in_byte));
+    const u32 from = first[n] + static_cast<u32>(r / 8 * group_rows / 8 * eight_rows);
     if constexpr (in_byte == 1)
       ptx::load_shared_8(from, codes);
     else if constexpr (in_byte == 2)
@@ -286,8 +329,24 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
       ptx::load_shared_2(from, codes[0]);
     Pairs::decode(codes, minus_zero, pairs);
   };
+  constexpr bool raised = requires { requires Pairs::raised; };
   TW_UNROLL
   for (int g = 0; g < share / group; ++g) {
+    [[maybe_unused]] float of_ones[N / 8][4] = {};  // the operand's sums over the group
+    if constexpr (raised) {
+      TW_UNROLL
+      for (int n = g * (group / 32); n < (g + 1) * (group / 32); ++n) {
+        TW_UNROLL
+        for (int k = 0; k < 4; k += 2) {
+          const u32 ones[4] = {Pairs::one, Pairs::one, Pairs::one, Pairs::one};
+          TW_UNROLL
+          for (int column = 0; column < N / 8; ++column) {
+            const u32 right[2] = {Pairs::pair_of(operand.x[n][column], k), Pairs::pair_of(operand.x[n][column], k + 1)};
+            Mma<T>::add(of_ones[column], ones, right);
+          }
+        }
+      }
+    }
     TW_UNROLL
     for (int r = 0; r < R; r += 16) {
       u32 minus_upper = 0, minus_lower = 0;
@@ -322,6 +381,7 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
       for (int i = 0; i < N / 2; ++i) {
         float sum = of_group[i / 4][i % 4];
         if constexpr (two_chains) sum += odd[i / 4][i % 4];
+        if constexpr (raised) sum -= of_ones[i / 4][i % 2] * Pairs::raised_by(scales.zero(r / 8 + i % 4 / 2, g));
         sums.x[r / 16 * (N / 2) + i] += sum * (i % 4 < 2 ? upper_scale : lower_scale);
       }
     }

@@ -186,8 +186,15 @@ struct Strip {
   TW_INLINE static constexpr int offset(int row, int col) { return row * 16 + col * static_cast<int>(sizeof(T)); }
   TW_INLINE T get(int row, int col) const { return *reinterpret_cast<const T*>(bytes + offset(row, col)); }
 };
+/// The same in memory of its own.
+template <class T, int R>
+struct alignas(kPanelAlignment) SharedStrip : Strip<T, R> {};
 template <class S>
-inline constexpr bool is_strip = false;
+inline constexpr bool is_shared_strip = false;
+template <class T, int R>
+inline constexpr bool is_shared_strip<SharedStrip<T, R>> = true;
+template <class S>
+inline constexpr bool is_strip = is_shared_strip<S>;
 template <class T, int R>
 inline constexpr bool is_strip<Strip<T, R>> = true;
 /// The codes arrive in the second half of the tile's memory, their rows' scales in the first. Where a row's codes are, the same row's f16

@@ -20,6 +20,7 @@ struct Probe {
   bool& room;
   template <class G>
   TW_INLINE void prefetch(const G&, int, int, int, int) const {}
+  TW_INLINE void wait_for_previous_launch() const {}
   template <int N, class RingType>
   TW_INLINE void limit(const RingType&) const {}
   template <class RingType, class Fill>
@@ -36,6 +37,7 @@ struct Producer {
   Copies& copies;
   template <class G>
   TW_INLINE void prefetch(const G&, int, int, int, int) const {}
+  TW_INLINE void wait_for_previous_launch() const {}
   template <int N, class RingType>
   TW_INLINE void limit(const RingType&) const {}
   template <class RingType, class Fill>

@@ -72,6 +72,8 @@ struct Target {
   using Buffer = cuda::Buffer<T, R, C, contract>;
   template <class T, int N>
   using VectorBuffer = cuda::VectorBuffer<T, N>;
+  template <class T, int R>
+  using SharedStrip = cuda::SharedStrip<T, R>;
   template <class T, int N>
   using SharedVector = cuda::SharedVector<T, N>;
   template <class T, class Tile>

@@ -16,7 +16,10 @@ struct TmaCopy {
   /// The tile whose first element is (row, col) of outer indices (i, j). Elements outside the tensor become 0.
   template <class G, class S>
   TW_INLINE void tile(const G& from, S& to, int row, int col, int i = 0, int j = 0) const {
-    if constexpr (cuda::is_strip<S>) ptx::expect(barrier, sizeof to);  // put() does not expect these bytes
+    if constexpr (cuda::is_shared_strip<S>)
+      complete_padding<sizeof(S) - S::panel_bytes>();
+    else if constexpr (cuda::is_strip<S>)
+      ptx::expect(barrier, sizeof to);  // put() does not expect these bytes
     TW_UNROLL
     for (int panel = 0; panel < S::panels; ++panel)
       ptx::load_4d(to.bytes + panel * S::panel_bytes, from.tensor_map, barrier, col + panel * S::panel_cols, row, i, j);
@@ -25,9 +28,7 @@ struct TmaCopy {
   template <class G, class T, int N>
   TW_INLINE void vector(const G& from, SharedVector<T, N>& to, int row, int col, int i = 0, int j = 0) const {
     ptx::load_4d(to.x, from.tensor_map, barrier, col, row, i, j);
-    // put() expects all bytes of the slot, padding included.
-    constexpr u32 padding = sizeof to - sizeof to.x;
-    if constexpr (padding > 0) ptx::complete_bytes(barrier, padding);
+    complete_padding<sizeof(SharedVector<T, N>) - sizeof to.x>();
   }
   /// Part of a tile that comes from several places: its rows `first` to `first` + count - 1, from (row, col) of (i, j) on. Parts are
   /// copied in order; `count` is a multiple of 16 and what the tensor was bound with (CopiedRows).
@@ -57,6 +58,11 @@ struct TmaCopy {
   }
 
  private:
+  /// put() expects all bytes of the slot, padding included.
+  template <u32 kBytes>
+  TW_INLINE void complete_padding() const {
+    if constexpr (kBytes > 0) ptx::complete_bytes(barrier, kBytes);
+  }
   /// Where the row of a tile comes from.
   struct Place {
     int row, i, j;
@@ -154,6 +160,8 @@ struct Producer {
   int thread;
   u32 rank;  ///< of this block in its cluster
 
+  /// For a kernel that loads early: what follows may read what the previous launch has written.
+  TW_INLINE void wait_for_previous_launch() const { ptx::wait_for_previous_launch(); }
   /// Fetches to the L2 cache what the threads that compute will load. It is only a hint: what is not contiguous is left.
   template <class G>
   TW_INLINE void prefetch(const G& from, int row, int col, int rows, int cols) const {

@@ -59,6 +59,8 @@ struct Target {
   using Buffer = sm_90a::Buffer<T, R, C, contract>;
   template <class T, int N>
   using VectorBuffer = sm_90a::VectorBuffer<T, N>;
+  template <class T, int R>
+  using SharedStrip = cuda::SharedStrip<T, R>;
   template <class T, int N>
   using SharedVector = sm_90a::SharedVector<T, N>;
   template <class T, class Tile>
