@@ -154,11 +154,10 @@ struct SkinnyDequantGemm {
         }
       });
       if constexpr (one) {
-        // x is the previous launch's result: it follows when W has filled the ring.
-        if (step >= Stages - 1) load_row(producer, p, step - (Stages - 1), memory);
-        const int n = steps(p, t);
-        if (step + 1 < n) return;
-        for (int last = max(n - (Stages - 1), 0); last < n; ++last) load_row(producer, p, last, memory);
+        // x is the previous launch's result: its first steps follow when W has filled the ring.
+        const int full = min(steps(p, t), Stages) - 1;
+        if (step < full) return;
+        for (int of = step == full ? 0 : step; of <= step; ++of) load_row(producer, p, of, memory);
       }
     }
     TW_INLINE static void load_row(auto& producer, const Params& p, int step, Memory& memory) {
