@@ -36,8 +36,10 @@ SkinnyTile tile_for(const Call& call, int units, std::int64_t generic_shared) {
     const auto rounds = [&](int rows) { return (tiles(rows) + units - 1) / units; };
     if (fits && gpu_copies && 25 * rounds(64) <= 16 * rounds(32)) tile.rows = 64;
   } else if (gpu_copies && takes_one_row(call)) {
+    // Blocks that begin while the launch before ends may share an SM while others have none: a tile for each SM is too few.
     tile.x_rows = 1;
-    while (tile.rows < 64 && 10 * tiles(2 * tile.rows) >= 7 * units) tile.rows *= 2;
+    if (10 * tiles(32) >= 7 * units) tile.rows = 32;
+    if (10 * tiles(64) >= 13 * units) tile.rows = 64;
     return with_slots(tile, call.weight.format, generic_shared);
   }
   if (!gpu_copies) tile.blocks = 1;

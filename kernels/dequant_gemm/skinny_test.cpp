@@ -214,9 +214,13 @@ void check_groups(auto number_of) {
         const u32 word = ((0x9c3a5f07u & ~((codes - 1u) << bits * place)) | code << bits * place) & (bits == 4 ? ~0u : 0xffffu);
         u32 minus_zero = 0;
         if constexpr (from_zero) minus_zero = Pairs::minus(zero);
-        std::vector<float> values = decoded<Codes, T>(&word, minus_zero);
-        if constexpr (requires { requires Pairs::raised; })
-          for (float& value : values) value -= Pairs::raised_by(zero);
+        const std::vector<float> values = decoded<Codes, T>(&word, minus_zero);
+        if constexpr (requires { requires Pairs::can_raise; }) {
+          u32 raised[4];
+          Pairs::raise(&word, raised);
+          for (std::size_t n = 0; n < 8; ++n)
+            EXPECT_EQ(static_cast<float>(bit_cast<T>(static_cast<u16>(raised[n / 2] >> 16 * (n % 2)))), values[n] + Pairs::raised_by(zero));
+        }
         // The other operand's eight elements, numbered, show the order.
         u32 numbers[4];
         for (u32 n = 0; n < 4; ++n)

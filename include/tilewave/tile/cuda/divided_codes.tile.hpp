@@ -35,17 +35,19 @@ struct CodePairs<SmallIntegers<kBits, false>, T> : PairsOfHalves {
 
   /// What decode() adds for a zero point: -(128 + zero), twice.
   static TW_INLINE u32 minus(u32 zero) { return (above | 0x80008000u | zero) | zero << 16; }
-  /// Pairs are left above their numbers by raised_by(zero), which is subtracted from sums, times those of the other operand. Not in f16,
-  /// where 1024 times a sum would cost three digits.
-  static constexpr bool raised = wide;
-  static TW_INLINE float raised_by(u32 zero) { return 128.0f + static_cast<float>(zero); }
   static TW_INLINE void decode(const u32* codes, u32 minus_zero, u32* pairs) {
+    raise(codes, pairs);
+    TW_UNROLL
+    for (int k = 0; k < 4; ++k) pairs[k] = multiply_add_pairs<T>(pairs[k], one, minus_zero);
+  }
+  /// The same, but pairs stay above their numbers by raised_by(zero). That, times the other operand's sum, is to be subtracted from the
+  /// products' sum. Not in f16, where 1024 times a sum would cost three digits.
+  static constexpr bool can_raise = wide;
+  static TW_INLINE float raised_by(u32 zero) { return 128.0f + static_cast<float>(zero); }
+  static TW_INLINE void raise(const u32* codes, u32* pairs) {
     const u32 halves = kBits == 4 ? codes[0] : ptx::permute_bytes(codes[0], 0, 0x4140u);  // codes 4 to 7 begin at bit 16
     TW_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      pairs[k] = masked_or(halves >> kBits * k, mask, above);
-      if constexpr (!raised) pairs[k] = multiply_add_pairs<T>(pairs[k], one, minus_zero);
-    }
+    for (int k = 0; k < 4; ++k) pairs[k] = masked_or(halves >> kBits * k, mask, above);
   }
 };
 template <class T>
@@ -315,7 +317,10 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
             col = (kGroups ? 0 : at.block_warp() * share) + at.lane % 4 * width;
   constexpr int group_rows = kGroups ? Warps * 8 : 8;            // rows from one group of 8 to the next
   constexpr int eight_rows = S::offset(8, 0) - S::offset(0, 0);  // the same for all rows and columns
-  u32 first[share / 32];                                         // of row 0, in shared memory
+  // The operand's sums take as many products as 16 rows do. For 16 columns and 32 rows that costs more than it saves.
+  constexpr bool raised = requires { requires Pairs::can_raise; }
+  &&R >= 2 * N*(N / 8);
+  u32 first[share / 32];  // of row 0, in shared memory
   TW_UNROLL
   for (int n = 0; n < share / 32; ++n) first[n] = ptx::address(tile.bytes) + static_cast<u32>(S::offset(row, (n * 32 + col) / in_byte));
   const auto decode = [&](int r, int n, u32 minus_zero, u32* pairs) {
@@ -327,9 +332,11 @@ TW_INLINE void add_divided_codes([[maybe_unused]] const Position& at, [[maybe_un
       ptx::load_shared_4(from, codes[0]);
     else
       ptx::load_shared_2(from, codes[0]);
-    Pairs::decode(codes, minus_zero, pairs);
+    if constexpr (raised)
+      Pairs::raise(codes, pairs);
+    else
+      Pairs::decode(codes, minus_zero, pairs);
   };
-  constexpr bool raised = requires { requires Pairs::raised; };
   TW_UNROLL
   for (int g = 0; g < share / group; ++g) {
     [[maybe_unused]] float of_ones[N / 8][4] = {};  // the operand's sums over the group
